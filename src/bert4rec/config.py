@@ -1,0 +1,253 @@
+"""The settings of a run: frozen, typed, and strict about names.
+
+`load_config(recipe, file, overrides)` is the way in. A recipe of the package comes first, then a
+TOML file, then `key=value` pairs; nobody writes to a configuration after that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Settings):
+    min_user_actions: Count = Field(0, description="drop users with fewer actions than this")
+    min_item_actions: Count = Field(0, description="drop items with fewer actions than this")
+    k_core: Count = Field(
+        0, description="repeat both minimum filters with this number until stable"
+    )
+    min_rating: float | None = Field(None, description="drop interactions rated lower than this")
+    drop_repeats: bool = Field(False, description="keep a user's first action on an item only")
+    keep_last: Positive | None = Field(None, description="keep the last N actions of a user")
+    split: Literal["leave-one-out", "global-time"] = Field(
+        "leave-one-out", description="how the test and validation items are held out"
+    )
+
+
+class ModelConfig(Settings):
+    name: str = Field("bert4rec", description="which model: bert4rec, popularity or markov")
+    dim: Positive = Field(64, description="width of the item vectors and of every layer")
+    heads: Positive = Field(2, description="attention heads a layer; must divide dim")
+    layers: Positive = Field(2, description="Transformer blocks")
+    max_len: Annotated[int, Field(ge=2)] = Field(
+        100, description="longest history that is read, [MASK] included; older items are left out"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.2, description="dropout of hidden layers"
+    )
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="dropout of attention probabilities (slow on a CPU: no fused kernel)"
+    )
+    head_norm: bool = Field(
+        True, description="LayerNorm after the output head's GELU, as in the authors' code"
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide_dim(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"heads = {self.heads} does not divide dim = {self.dim}")
+        return self
+
+
+class TrainingConfig(Settings):
+    seed: Count = Field(0, description="fixes everything that is random, data order included")
+    batch_size: Positive = Field(128, description="sequences a step")
+    epochs: Positive = Field(200, description="most passes over the training sequences")
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.01, description="AdamW's decay; never on biases and LayerNorm"
+    )
+    warmup_steps: Count = 100
+    clip_norm: Annotated[float, Field(gt=0)] = 5.0
+    mask_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="rho: the share of items hidden behind [MASK] in the Cloze task"
+    )
+    max_masked: Positive | None = Field(
+        None, description="hide at most this many items a sequence, as the authors' code does"
+    )
+    replacement: Literal["mask", "80/10/10"] = Field(
+        "mask", description="what stands in for a hidden item: always [MASK], or BERT's mixture"
+    )
+    last_item_share: Share = Field(
+        0.1, description="share of the sequences in which only the last item is hidden"
+    )
+    window_step: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        0.5,
+        description="slide over histories longer than max_len in steps of this share of it; "
+        "null reads only the last max_len items",
+    )
+    validate_every: Positive = Field(2, description="epochs between two validations")
+    validation_users: Positive | None = Field(
+        2000, description="users in a validation during training, drawn once; null asks all"
+    )
+    patience: Positive | None = Field(
+        15,
+        description="stop after this many validations without a better NDCG@10; null never stops",
+    )
+    checkpoint_minutes: Annotated[float, Field(ge=0)] = Field(
+        2.0, description="save a checkpoint at least this often (at every validation in any case)"
+    )
+
+
+class SecondStageConfig(Settings):
+    """Masks only the end, over random prefixes: what the model is asked when it recommends."""
+
+    epochs: Count = Field(60, description="most passes of the last-item stage; 0 leaves it out")
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    warmup_steps: Count = 100
+    prefix_share: Share = Field(
+        0.9, description="share of the sequences cut at a random place instead of at their end"
+    )
+    patience: Positive | None = Field(
+        10,
+        description="stop after this many validations without a better NDCG@10; null never stops",
+    )
+
+
+class EvaluationConfig(Settings):
+    ks: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1, 5, 10, 20)
+    exclude_seen: bool = Field(True, description="never recommend what the history holds already")
+    n_negatives: Positive = Field(100, description="negatives of the two sampled protocols")
+    seed: Count = Field(0, description="fixes the sampled negatives and the bootstrap")
+    bootstrap: Count = Field(1000, description="resamples behind the 95 % intervals")
+
+
+class Config(Settings):
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    second_stage: SecondStageConfig = SecondStageConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("bert4rec") / "recipes"
+    return sorted(
+        Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def recipe_text(name: str) -> str:
+    if name not in recipe_names():
+        raise ValueError(
+            f"no recipe is named {name!r}{_nearest(name, recipe_names())}; "
+            f"there are: {', '.join(recipe_names())}"
+        )
+    return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_config(
+    recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()
+) -> Config:
+    """The recipe's settings, the file's on top of them, and `section.key=value` on top of both."""
+    values = tomllib.loads(recipe_text(recipe))
+    if file is not None:
+        values = _merged(values, _read_toml(Path(file)))
+    for override in overrides:
+        values = _merged(values, _parse_override(override))
+    where = f"recipe {recipe!r}" if file is None else str(file)
+    return parse_config(values, where)
+
+
+def override_config(config: Config, overrides: Iterable[str]) -> Config:
+    """A copy of `config` with `section.key=value` on top."""
+    values = config.model_dump()
+    for override in overrides:
+        values = _merged(values, _parse_override(override))
+    return parse_config(values, "--set")
+
+
+def parse_config(values: dict[str, Any], where: str) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file ({error})") from None
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    sections = key.strip().split(".")
+    if not equals or not all(sections):
+        raise ValueError(f"--set {override!r}: write section.key=value, as in training.epochs=20")
+    try:
+        value: Any = json.loads(text)
+    except json.JSONDecodeError:
+        value = text.strip()  # a bare word is a string, so that nobody has to quote for the shell
+    if len(sections) == 1:
+        sections = [_section_of(sections[0]), sections[0]]
+    for section in reversed(sections):
+        value = {section: value}
+    settings: dict[str, Any] = value
+    return settings
+
+
+def _section_of(key: str) -> str:
+    """`epochs` alone means `training.epochs`: training comes first, then the only owner."""
+    owners = [name for name, section in _sections().items() if key in section.model_fields]
+    if "training" in owners:
+        return "training"
+    if len(owners) != 1:
+        everywhere = [
+            f"{n}.{k}" for n, section in _sections().items() for k in section.model_fields
+        ]
+        raise ValueError(
+            f"--set {key}: no setting has that name{_nearest(key, everywhere)}; "
+            "write section.key=value"
+        )
+    return owners[0]
+
+
+def _sections() -> dict[str, type[Settings]]:
+    return {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+
+
+def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    both = base | top
+    for key in base.keys() & top.keys():
+        if isinstance(base[key], dict) and isinstance(top[key], dict):
+            both[key] = _merged(base[key], top[key])
+    return both
+
+
+def _explain(error: Any) -> str:
+    place = [str(part) for part in error["loc"]]
+    name = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        section = _sections().get(place[0]) if len(place) > 1 else Config
+        known = list(section.model_fields) if section else list(Config.model_fields)
+        return (
+            f"unknown setting {name!r}{_nearest(place[-1], known)}; there are: {', '.join(known)}"
+        )
+    if error["type"] == "value_error":
+        return f"{name}: {error['ctx']['error']}"
+    return f"{name} = {error['input']!r}: {error['msg']}"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
