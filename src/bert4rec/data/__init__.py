@@ -1,0 +1,1 @@
+"""From a table of interactions to sequences of tokens."""

@@ -1,0 +1,226 @@
+"""The embedded data set: an invented film club, generated, whose best possible hit rate is known.
+
+Every member's next film is drawn from exact weights that depend on nothing but the films they have
+already seen, so any model that reads the whole history could in principle know those weights, and
+ranking by them is the best that anyone can do (`best_possible`). Three things make the weights:
+
+- Franchises are watched in order, part by part, several at a time. Members rest from a story after
+  a part, come back to it within the next few films, and give it up when they stay away too long.
+  So the part that comes next is written in the last dozen films, and hardly in the last one.
+- New films and first parts come from the genres of the last eight films: a taste that drifts.
+- Within a genre, popularity is skewed (Zipf).
+
+All arithmetic is on integers and the only randomness is the raw output of PCG64, so the data is the
+same on every platform and with every version of numpy.
+"""
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bert4rec.data.demo_films import N_GENRES, catalogue
+from bert4rec.data.sequences import Sequences, Vocabulary
+
+# Legend: U members still watching, V films, F franchises, G genres.
+
+SEED = 20190414
+N_USERS = 3000
+TASTE_MEMORY = 8  # films that make up the current taste
+
+# How strongly an unfinished franchise pulls, by the number of films since its last part: little at
+# once (rest), most after two to four films, never again after twelve (given up). No two are equal,
+# so that no two unfinished franchises tie.
+PULL = np.array([0, 14, 66, 60, 52, 42, 32, 24, 17, 12, 8, 5, 3, 0])
+NOVELTY = 100  # on the same scale: the pull of everything new together
+TASTE_UNITS = 1000  # a taste is this many units spread over the genres
+
+FIRST_TIME = 1_672_531_200  # 2023-01-01, in seconds
+HOUR = 3600
+
+
+class _Club:
+    """What every member has seen so far, in the form that the next film depends on."""
+
+    def __init__(self, n_users: int) -> None:
+        self.films = catalogue()
+        n_films, n_franchises = len(self.films.titles), len(self.films.part) - 1
+        self.is_unseen = np.ones((n_users, n_films), bool)
+        self.n_parts = np.zeros((n_users, n_franchises + 1), np.int64)
+        self.last_step = np.full((n_users, n_franchises + 1), -len(PULL))
+        self.recent = np.full((n_users, TASTE_MEMORY), -1)  # genres, the latest in a ring
+        self.step = 0
+
+    def keep(self, rows: NDArray[np.bool_]) -> None:
+        """Forget the members whose last film has come."""
+        self.is_unseen, self.n_parts = self.is_unseen[rows], self.n_parts[rows]
+        self.last_step, self.recent = self.last_step[rows], self.recent[rows]
+
+    def weights(self) -> NDArray[np.int64]:
+        """(U, V): the exact weight of every film as the next one."""
+        n_users, n_films = self.is_unseen.shape
+        seen_of_genre = (self.recent[:, :, None] == np.arange(N_GENRES)).sum(1)
+        taste = 1 + seen_of_genre**2
+        taste = TASTE_UNITS * taste // taste.sum(1, keepdims=True)
+        new = taste[:, self.films.genre] * self.films.appeal * self.is_unseen
+
+        gap = np.minimum(self.step - self.last_step, len(PULL) - 1)
+        pull = np.where(self.n_parts > 0, PULL[gap], 0)
+        following = self.films.part[np.arange(self.films.part.shape[0]), self.n_parts]
+        # Franchises that are over write into one more column, which is cut off again.
+        weights = np.concatenate([new * NOVELTY, np.zeros((n_users, 1), np.int64)], axis=1)
+        scale = TASTE_UNITS * self.films.appeal.sum() // N_GENRES
+        np.maximum.at(weights, (np.arange(n_users)[:, None], following), pull * scale)
+        return weights[:, :n_films]
+
+    def watch(self, film: NDArray[np.int64]) -> None:
+        """Every member sees one film."""
+        rows = np.arange(len(film))
+        self.is_unseen[rows, film] = False
+        franchise = self.films.franchise[film]
+        self.n_parts[rows, franchise] += 1
+        self.n_parts[:, -1] = 0  # the column of films without a franchise
+        self.last_step[rows, franchise] = self.step
+        self.recent[:, self.step % TASTE_MEMORY] = self.films.genre[film]
+        self.step += 1
+
+
+def _draw(weights: NDArray[np.int64], source: np.random.PCG64) -> NDArray[np.int64]:
+    """One film a member, in proportion to its row of weights."""
+    reached = weights.cumsum(axis=1)
+    # The remainder of 64 random bits: a bias of 1 in 10^8, and no float whose last bit may differ.
+    ticket = (source.random_raw(len(weights)) % reached[:, -1].astype(np.uint64)).astype(np.int64)
+    film: NDArray[np.int64] = (reached <= ticket[:, None]).sum(axis=1)
+    return film
+
+
+@dataclass(frozen=True)
+class _Viewings:
+    """All viewings, member by member, and how the last film of each ranked by its true weight."""
+
+    film: NDArray[np.int64]
+    seconds: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    last_rank: NDArray[np.int64]  # (U,) 1 is best; equal weights are placed before
+    last_chances: NDArray[np.float64]  # (U, 20): probabilities of the 20 likeliest last films
+
+
+@lru_cache(maxsize=1)
+def _viewings() -> _Viewings:
+    source = np.random.PCG64(SEED)
+
+    def uniform(size: int, below: int) -> NDArray[np.int64]:
+        return (source.random_raw(size) % np.uint64(below)).astype(np.int64)
+
+    # 10 to 63 films, about 25 in the mean, with a long tail.
+    lengths = 10 + uniform(N_USERS, 50) * uniform(N_USERS, 50) // 50 + uniform(N_USERS, 6)
+    film = np.zeros((N_USERS, int(lengths.max())), np.int64)
+    gaps = np.zeros_like(film)
+    last_rank = np.zeros(N_USERS, np.int64)
+    last_chances = np.zeros((N_USERS, 20))
+    club, members = _Club(N_USERS), np.arange(N_USERS)
+    for step in range(film.shape[1]):
+        weights = club.weights()
+        chosen = _draw(weights, source)
+        film[members, step] = chosen
+        gaps[members, step] = HOUR + uniform(len(members), 96 * HOUR)
+
+        ends = lengths[members] == step + 1
+        own, final = weights[ends], members[ends]
+        last_rank[final] = (own >= own[np.arange(len(own)), chosen[ends]][:, None]).sum(1)
+        last_chances[final] = -np.sort(-own, axis=1)[:, :20] / own.sum(1, keepdims=True)
+        club.watch(chosen)
+        club.keep(~ends)
+        members = members[~ends]
+
+    is_real = np.arange(film.shape[1]) < lengths[:, None]
+    starts = FIRST_TIME + uniform(N_USERS, 365 * 24 * HOUR)
+    seconds = starts[:, None] + gaps.cumsum(axis=1)
+    return _Viewings(film[is_real], seconds[is_real], lengths, last_rank, last_chances)
+
+
+def _user_ids() -> list[str]:
+    return [f"u{row + 1:04d}" for row in range(N_USERS)]
+
+
+def _item_ids() -> list[str]:
+    return [f"m{row + 1:04d}" for row in range(len(catalogue().titles))]
+
+
+def interactions() -> list[tuple[str, str, int]]:
+    """(user, item, unix seconds), user by user and in time order."""
+    viewings, names = _viewings(), _item_ids()
+    users = np.repeat(np.array(_user_ids()), viewings.lengths).tolist()
+    films = [names[film] for film in viewings.film.tolist()]
+    return list(zip(users, films, viewings.seconds.tolist(), strict=True))
+
+
+def items() -> list[dict[str, str | None]]:
+    """The catalogue: item, title, genre, franchise."""
+    films = catalogue()
+    rows = zip(_item_ids(), films.titles, films.genres, films.franchises, strict=True)
+    return [dict(zip(("item", "title", "genre", "franchise"), row, strict=True)) for row in rows]
+
+
+def sequences() -> Sequences:
+    """The data set as training takes it."""
+    films, viewings, names = catalogue(), _viewings(), _item_ids()
+    counts = np.bincount(viewings.film, minlength=len(names))
+    by_count = np.argsort(-counts, kind="stable")  # rows are in the order of their ids
+    by_count = by_count[counts[by_count] > 0]
+    token_of = np.full(len(names), -1, np.int32)
+    token_of[by_count] = np.arange(len(by_count), dtype=np.int32)
+    vocabulary = Vocabulary(
+        [names[film] for film in by_count],
+        counts[by_count],
+        [films.titles[film] for film in by_count],
+        extra={
+            "genre": [films.genres[film] for film in by_count],
+            "franchise": [films.franchises[film] for film in by_count],
+        },
+    )
+    offsets = np.concatenate([[0], viewings.lengths.cumsum()])
+    meta = {"source": "demo", "dropped": [], "filters": {}}
+    return Sequences(
+        token_of[viewings.film],
+        offsets,
+        vocabulary,
+        _user_ids(),
+        times=viewings.seconds * 1_000_000,
+        meta=meta,
+    )
+
+
+def best_possible() -> dict[str, float]:
+    """What ranking by the true weights scores on the last item of every user, over all items.
+
+    `HR@k` and `NDCG@k` are counted on the items that were drawn: the number to hold a model
+    against. `expected HR@k` and `expected NDCG@k` are their means over all draws.
+    """
+    rank, chances = _viewings().last_rank, _viewings().last_chances
+    gain = 1 / np.log2(np.arange(chances.shape[1]) + 2)
+    best = {}
+    for k in (1, 5, 10, 20):
+        best[f"HR@{k}"] = float((rank <= k).mean())
+        best[f"NDCG@{k}"] = float(np.where(rank <= k, 1 / np.log2(rank + 1), 0).mean())
+        best[f"expected HR@{k}"] = float(chances[:, :k].sum(1).mean())
+        best[f"expected NDCG@{k}"] = float((chances * gain)[:, :k].sum(1).mean())
+    return best
+
+
+def write_csv(directory: Path) -> tuple[Path, Path]:
+    """The data set as a newcomer's own would look: `interactions.csv` and `items.csv`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = directory / "interactions.csv", directory / "items.csv"
+    with paths[0].open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "timestamp"])
+        writer.writerows(interactions())
+    with paths[1].open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, ["item", "title", "genre", "franchise"])
+        table.writeheader()
+        table.writerows(items())
+    return paths

@@ -1,0 +1,238 @@
+"""Files from the network, held to limits: a resumable HTTPS download and a careful unzip."""
+
+import hashlib
+import http.client
+import json
+import os
+import ssl
+import stat
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from email.message import Message
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+Progress = Callable[[int, int | None], None]  # bytes done, bytes in all (None: not known)
+
+CHUNK = 1 << 18
+TIMEOUT = 30.0  # seconds without a single byte
+ATTEMPTS = 3  # a dropped connection is taken up again at once, where it broke
+MAX_RATIO = 100  # text packs to a tenth or so; a zip bomb to a thousandth
+
+
+def download(
+    url: str,
+    target: Path,
+    *,
+    max_bytes: int,
+    progress: Progress | None = None,
+    context: ssl.SSLContext | None = None,
+) -> None:
+    """Put the file at `url` at `target`, or raise ValueError and leave no `target`.
+
+    What has arrived is kept in `target.part`: the next call asks for the rest only, provided that
+    the server still has the same file (If-Range); otherwise it starts afresh. The contents are
+    not judged here: check them before use.
+    """
+    _require_https(url)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    opener = _https_only_opener(context)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _transfer(opener, url, part, max_bytes, progress)
+            break
+        except (urllib.error.URLError, http.client.HTTPException, _ConnectionLost) as error:
+            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError):
+                reason = getattr(error, "reason", None) or error or type(error).__name__
+                raise ValueError(f"could not download {url}: {reason}") from error
+    part.replace(target)
+    _validator_path(part).unlink(missing_ok=True)
+
+
+class _ConnectionLost(Exception):
+    """The transfer ended before all bytes had come."""
+
+
+def _transfer(
+    opener: urllib.request.OpenerDirector,
+    url: str,
+    part: Path,
+    max_bytes: int,
+    progress: Progress | None,
+) -> None:
+    """Bring `part` to its full length with one request."""
+    request = urllib.request.Request(url, headers={"User-Agent": "bert4rec"})
+    n_held, validator = _held(url, part)
+    if n_held:
+        request.add_header("Range", f"bytes={n_held}-")
+        request.add_header("If-Range", validator)
+    try:
+        response = opener.open(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not n_held:
+            raise
+        # What we hold is as long as the file, or longer: not a beginning of it worth keeping.
+        part.unlink()
+        return _transfer(opener, url, part, max_bytes, progress)
+    with response:
+        resumes = response.status == http.client.PARTIAL_CONTENT
+        if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {n_held}-"):
+            part.unlink()
+            raise _ConnectionLost("the server sent another range than it was asked for")
+        n_done = n_held if resumes else 0
+        length = response.headers.get("Content-Length")
+        n_total = n_done + int(length) if length is not None and length.isdecimal() else None
+        if n_total is not None and n_total > max_bytes:
+            part.unlink(missing_ok=True)
+            raise _too_large(url, n_total, max_bytes)
+        if not resumes:
+            _validator_path(part).write_text(_validator(url, response.headers), encoding="utf-8")
+        with part.open("ab" if resumes else "wb") as file:
+            _copy(response, file, url, n_done, n_total, max_bytes, progress)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _copy(
+    response: IO[bytes],
+    file: IO[bytes],
+    url: str,
+    n_done: int,
+    n_total: int | None,
+    max_bytes: int,
+    progress: Progress | None,
+) -> None:
+    while True:
+        if progress is not None:
+            progress(n_done, n_total)
+        try:
+            chunk = response.read(CHUNK)
+        except OSError as error:  # the network's; an error of the disk below is not caught
+            raise _ConnectionLost(str(error)) from error
+        if not chunk:
+            break
+        n_done += len(chunk)
+        if n_done > max_bytes:  # a server that gave no length, or a false one
+            file.truncate(0)
+            raise _too_large(url, n_done, max_bytes)
+        file.write(chunk)
+    if n_total is not None and n_done < n_total:
+        raise _ConnectionLost(f"the connection ended after {n_done:,} of {n_total:,} bytes")
+
+
+def _too_large(url: str, n_bytes: int, max_bytes: int) -> ValueError:
+    return ValueError(f"{url} sends {n_bytes:,} bytes or more; at most {max_bytes:,} are expected")
+
+
+def _validator_path(part: Path) -> Path:
+    return part.with_name(part.name + ".json")
+
+
+def _validator(url: str, headers: Message) -> str:
+    """What identifies the server's version of the file. A weak ETag may not be used in If-Range."""
+    etag = headers.get("ETag", "")
+    strong = etag if etag.startswith('"') else None
+    return json.dumps({"url": url, "validator": strong or headers.get("Last-Modified")})
+
+
+def _held(url: str, part: Path) -> tuple[int, str]:
+    """How many bytes of `url` we hold already, and of which version; 0 if that is not known."""
+    try:
+        known = json.loads(_validator_path(part).read_text(encoding="utf-8"))
+        if known["url"] == url and known["validator"]:
+            return part.stat().st_size, str(known["validator"])
+    except (OSError, ValueError, KeyError, TypeError):  # no note, or a broken one: start afresh
+        pass
+    return 0, ""
+
+
+def _require_https(url: str) -> None:
+    if not url.lower().startswith("https://"):
+        raise ValueError(f"refusing to load {url}: only https addresses are loaded")
+
+
+class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        _require_https(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _https_only_opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    """No handler for http, ftp or file: such an address cannot be opened even by mistake."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPSHandler(context=context or ssl.create_default_context()),
+        _HttpsRedirects(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def digest_of(path: Path, algorithm: str) -> str:
+    """Hex digest of a file, read in chunks."""
+    with path.open("rb") as file:
+        # MD5 only tells a damaged file from a whole one: some publishers give nothing better.
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()
+
+
+def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: int) -> None:
+    """Unzip `members` into `folder` under their last names; nothing else leaves the archive.
+
+    An archive that tries anything is refused as a whole: paths that lead out of the folder, links,
+    more than `max_bytes` unpacked, or packing so tight that only a zip bomb has it.
+    """
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            for entry in zipped.infolist():
+                _check_entry(archive, entry)
+            entries = {entry.filename: entry for entry in zipped.infolist()}
+            missing = [member for member in members if member not in entries]
+            if missing:
+                raise ValueError(f"{archive} lacks {', '.join(missing)}: not the expected archive")
+            n_bytes = sum(entries[member].file_size for member in members)
+            if n_bytes > max_bytes:
+                raise ValueError(
+                    f"{archive} would unpack to {n_bytes:,} bytes, at most {max_bytes:,} expected"
+                )
+            for member in members:
+                _extract_one(zipped, entries[member], folder / PurePosixPath(member).name)
+    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{archive} is not a zip archive that can be read: {error}") from error
+
+
+def _check_entry(archive: Path, entry: zipfile.ZipInfo) -> None:
+    # ZipFile turns the backslashes of the archive into slashes on Windows only.
+    path = PurePosixPath(entry.filename.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in entry.filename:
+        raise ValueError(f"{archive} is refused: {entry.filename!r} leads out of its folder")
+    if stat.S_ISLNK(entry.external_attr >> 16):
+        raise ValueError(f"{archive} is refused: {entry.filename!r} is a link")
+    if entry.file_size > MAX_RATIO * max(entry.compress_size, 1024):
+        raise ValueError(
+            f"{archive} is refused: {entry.filename!r} would unpack from "
+            f"{entry.compress_size:,} to {entry.file_size:,} bytes, as a zip bomb does"
+        )
+
+
+def _extract_one(zipped: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:
+    unfinished = target.with_name(target.name + ".part")
+    with zipped.open(entry) as source, unfinished.open("wb") as file:
+        while chunk := source.read(CHUNK):  # ends at the declared size and checks the CRC
+            file.write(chunk)
+    unfinished.replace(target)

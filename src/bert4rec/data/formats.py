@@ -1,0 +1,288 @@
+"""Files of tables: what kind each one is, and the SQL that reads it, every value as text.
+
+Reading as text is what keeps ids such as "007" as they are. Content decides over the file's name:
+gzip, Parquet and JSON are known by their first bytes. Compressed or differently encoded files are
+unpacked next to the output first: that finds every damage, and DuckDB then reads in parallel.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import duckdb
+
+from bert4rec.data.columns import Role, is_known_name
+
+HEAD_BYTES = 1 << 17  # enough of a file to see its shape
+DELIMITERS = ("::", "\t", ",", ";", "|", " ")
+USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".txt": " ", ".inter": "\t"}
+
+
+def connect(database: str = ":memory:") -> duckdb.DuckDBPyConnection:
+    """DuckDB as it may read strangers' files: with its built-in formats, fetching no code."""
+    off: dict[str, Any] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    connection = duckdb.connect(database, config=off)
+    connection.execute("SET enable_progress_bar = false")  # it would go into the program's output
+    connection.execute("SET TimeZone = 'UTC'")  # for dates without an offset
+    return connection
+
+
+@dataclass(frozen=True)
+class TableFile:
+    path: Path
+    kind: Literal["text", "json lines", "json array", "parquet"]
+    columns: tuple[str, ...]
+    is_gzip: bool = False
+    encoding: str = "utf-8"
+    delimiter: str = ""
+    quote: str = ""
+    has_header: bool = True
+
+
+def inspect_file(
+    path: Path,
+    roles: tuple[Role, ...],
+    *,
+    named: Sequence[str] = (),
+    delimiter: str | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
+) -> TableFile:
+    """Look at the beginning of a file; `roles` are the columns whose names betray a header."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: name a file in it, or a pattern such as *.csv")
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    with readable(path), path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    with readable(path), open_unpacked(path, is_gzip) as file:
+        head = file.read(HEAD_BYTES)
+        is_whole = len(head) < HEAD_BYTES
+    if head.startswith(b"PAR1"):
+        with tempfile.TemporaryDirectory() as folder:
+            plain_path = unpack(TableFile(path, "parquet", (), is_gzip), Path(folder))
+            return TableFile(path, "parquet", parquet_columns(plain_path, path), is_gzip)
+    if head.startswith(b"PK\x03\x04"):
+        raise ValueError(f"{path} is a zip archive: unpack it and name the file inside")
+    encoding, text = _decode(path, head, encoding)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    if text.lstrip()[0] in "{[" and (text.lstrip()[0] == "{" or path.suffix != ".csv"):
+        return _inspect_json(path, text, is_whole, is_gzip, encoding)
+    suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
+    return _inspect_text(
+        TableFile(path, "text", (), is_gzip, encoding),
+        text if is_whole else text[: text.rfind("\n") + 1],
+        USUAL_DELIMITER.get(suffix.lower()),
+        roles,
+        set(named),
+        delimiter,
+        header,
+    )
+
+
+def _decode(path: Path, head: bytes, encoding: str | None) -> tuple[str, str]:
+    if encoding is None:
+        is_wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "utf-16" if is_wide else "utf-8"
+    try:
+        codec = codecs.lookup(encoding)
+    except LookupError:
+        raise ValueError(f"encoding {encoding!r} is unknown: try utf-8 or latin-1") from None
+    # Errors are found when all rows are read, with the row's number; the shape is known without.
+    text = codec.incrementaldecoder(errors="replace").decode(head)
+    return codec.name, text.removeprefix("\ufeff")
+
+
+def _inspect_json(path: Path, text: str, is_whole: bool, is_gzip: bool, encoding: str) -> TableFile:
+    is_array = text.lstrip()[0] == "["
+    if is_array:
+        beginning = re.match(r"\s*\[\s*", text)
+        assert beginning
+        try:
+            records = [json.JSONDecoder().raw_decode(text, beginning.end())[0]]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not a JSON list of objects: {error}") from None
+    else:
+        lines = text.splitlines() if is_whole else text.splitlines()[:-1]
+        records = [record for line in lines[:200] if (record := _json_or_none(line)) is not None]
+    columns = list(
+        dict.fromkeys(key for record in records if isinstance(record, dict) for key in record)
+    )
+    if not columns:
+        raise ValueError(f"{path} looks like JSON but its rows are not objects with named values")
+    kind: Literal["json array", "json lines"] = "json array" if is_array else "json lines"
+    return TableFile(path, kind, tuple(columns), is_gzip, encoding)
+
+
+def _json_or_none(line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None  # a bad row, which is reported when all rows are read
+
+
+def _inspect_text(
+    table: TableFile,
+    sample: str,
+    usual_delimiter: str | None,
+    roles: tuple[Role, ...],
+    named: set[str],
+    delimiter: str | None,
+    header: bool | None,
+) -> TableFile:
+    seen = _sniff_delimiter(sample, usual_delimiter)
+    first_line = sample.strip("\r\n").splitlines()[0]
+    chosen = delimiter or seen
+    rows = split_rows(sample, chosen) if chosen else []
+    if chosen is None or not rows or len(rows[0]) < 2:
+        advice = (
+            f"it looks separated by {seen!r}: pass delimiter={seen!r}"
+            if seen
+            else ("no usual delimiter is in it: pass delimiter=…")
+        )
+        by = f" when split by {delimiter!r}" if delimiter else ""
+        raise ValueError(
+            f"{table.path} has only one column{by}; its first line is {first_line[:80]!r}, {advice}"
+        )
+    if header is None:
+        is_named = any(cell in named or is_known_name(cell, *roles) for cell in rows[0])
+        header = is_named or not any(_looks_like_a_value(cell) for cell in rows[0])
+    columns = rows[0] if header else [f"column{i + 1}" for i in range(len(rows[0]))]
+    # Commas need quoting; elsewhere a quote is mostly a letter of a title, unless whole cells
+    # stand in quotes.
+    has_quotes = chosen in ",;" or any(
+        len(cell) > 1 and cell[0] == cell[-1] == '"'
+        for line in sample.splitlines()
+        for cell in line.split(chosen)
+    )
+    return TableFile(
+        table.path,
+        "text",
+        tuple(cell.strip().strip('"') for cell in columns),
+        table.is_gzip,
+        table.encoding,
+        chosen,
+        '"' if has_quotes else "",
+        header,
+    )
+
+
+def _sniff_delimiter(sample: str, usual: str | None) -> str | None:
+    """The first delimiter that splits all sampled rows into equally many cells."""
+    order = ([usual] if usual else []) + [d for d in DELIMITERS if d != usual]
+    splitting = []
+    for delimiter in order:
+        rows = split_rows(sample, delimiter)[:50]
+        if rows and len(rows[0]) > 1:
+            splitting.append(delimiter)
+            if sum(len(row) == len(rows[0]) for row in rows) > 0.9 * len(rows):
+                return delimiter
+    return splitting[0] if splitting else None
+
+
+def split_rows(sample: str, delimiter: str) -> list[list[str]]:
+    if len(delimiter) > 1 or delimiter not in ",;\t":
+        return [line.split(delimiter) for line in sample.splitlines() if line]
+    try:
+        return [
+            row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row
+        ]
+    except csv.Error:
+        return []
+
+
+def _looks_like_a_value(cell: str) -> bool:
+    return bool(re.fullmatch(r'"?[-+]?\d[\d.:TZeE+ -]*"?', cell.strip()))
+
+
+def parquet_columns(path: Path, original: Path) -> tuple[str, ...]:
+    with connect() as connection, readable(original):
+        rows = connection.execute(f"DESCRIBE SELECT * FROM read_parquet({quoted(path)})").fetchall()
+    return tuple(row[0] for row in rows)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a file becomes one sentence that names it."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path} is a damaged or truncated gzip file: fetch it again") from None
+    except UnicodeError as error:
+        raise ValueError(f"{path} is not {getattr(error, 'encoding', 'text')}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except duckdb.OutOfMemoryException as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"memory_limit is too small for {path}: raise it ({reason})") from None
+    except duckdb.Error as error:
+        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
+    return gzip.open(path, "rb") if is_gzip else path.open("rb")  # type: ignore[return-value]
+
+
+def unpack(table: TableFile, folder: Path) -> Path:
+    """A plain UTF-8 or Parquet file with the table's content: itself, or a copy in `folder`."""
+    is_plain = not table.is_gzip and (table.kind == "parquet" or table.encoding == "utf-8")
+    has_pattern = any(letter in str(table.path) for letter in "*?[")  # DuckDB would expand these
+    if is_plain and not has_pattern:
+        return table.path
+    copy = folder / f"unpacked_{len(list(folder.iterdir()))}"
+    with readable(table.path), open_unpacked(table.path, table.is_gzip) as source:
+        if table.kind == "parquet" or table.encoding == "utf-8":
+            with copy.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        else:
+            text = io.TextIOWrapper(source, encoding=table.encoding, newline="")
+            with copy.open("w", encoding="utf-8", newline="") as utf8:
+                shutil.copyfileobj(text, utf8, 1 << 20)
+    return copy
+
+
+def line_of_row(table: TableFile, row: int) -> int:
+    """The line in the file on which row `row` (from 0) ends; blank lines are no rows.
+
+    For error messages only: it reads the file again up to there. Parquet has rows instead of lines.
+    """
+    record = row + (table.kind == "text" and table.has_header)
+    if table.kind not in ("text", "json lines"):
+        return record + 1
+    with readable(table.path), open_unpacked(table.path, table.is_gzip) as stream:
+        lines = io.TextIOWrapper(stream, table.encoding, errors="replace", newline="")
+        if table.quote:
+            reader = csv.reader(lines, delimiter=table.delimiter[0], quotechar=table.quote)
+            records = (reader.line_num for cells in reader if cells)
+        else:
+            records = (number for number, line in enumerate(lines, 1) if line.strip("\r\n"))
+        try:
+            return next(itertools.islice(records, record, None), record + 1)
+        except csv.Error:
+            return record + 1
+
+
+def quoted(value: str | Path) -> str:
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,86 @@
+"""Tables that are already in memory: pandas and polars frames, Arrow tables, lists of tuples.
+
+Each becomes a Parquet file in the working folder, so that everything after it reads files only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+
+from bert4rec.data.formats import connect, quoted
+from bert4rec.data.sequences import id_text, write_parquet
+
+TUPLE_COLUMNS = ("user", "item", "time", "rating")
+
+
+def frame_columns(frame: Any) -> tuple[str, ...]:
+    """Column names of a frame, or of a list of tuples by their length."""
+    if isinstance(frame, list | tuple):
+        return TUPLE_COLUMNS[: _tuple_length(frame)]
+    if hasattr(frame, "collect_schema"):  # polars, lazy or not
+        return tuple(frame.collect_schema().names())
+    names = getattr(frame, "column_names", None)  # an Arrow table
+    if names is None:
+        names = getattr(frame, "columns", None)
+    if names is None:
+        raise ValueError(
+            f"cannot read interactions from a {type(frame).__name__}: pass a path, a pandas or "
+            "polars frame, or a list of (user, item[, time[, rating]]) tuples"
+        )
+    return tuple(str(name) for name in names)
+
+
+def write_frame(frame: Any, path: Path) -> None:
+    if isinstance(frame, list | tuple):
+        _write_tuples(frame, path)
+    elif hasattr(frame, "sink_parquet"):  # a lazy polars frame
+        frame.sink_parquet(path)
+    elif hasattr(frame, "write_parquet"):  # polars' own writer: DuckDB would need pyarrow
+        frame.write_parquet(path)
+    else:
+        with connect() as connection:
+            try:
+                connection.register("frame", frame)
+                connection.execute(f"COPY frame TO {quoted(path)} (FORMAT parquet)")
+            except duckdb.Error as error:
+                reason = str(error).splitlines()[0]
+                kind = type(frame).__name__
+                raise ValueError(f"the {kind} cannot be read as a table: {reason}") from None
+
+
+def _tuple_length(rows: Sequence[Any]) -> int:
+    if not rows:
+        raise ValueError("the list of interactions is empty")
+    first = rows[0]
+    if not isinstance(first, list | tuple) or not 2 <= len(first) <= 4:
+        raise ValueError(
+            f"row 1 of the list is {first!r}: each row must be (user, item), (user, item, time) or "
+            "(user, item, time, rating)"
+        )
+    return len(first)
+
+
+def _write_tuples(rows: Sequence[Any], path: Path) -> None:
+    n = _tuple_length(rows)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, list | tuple) or len(row) != n:
+            raise ValueError(f"row {number} of the list is {row!r}: row 1 has {n} values")
+    columns: dict[str, Any] = {}
+    for at, name in enumerate(TUPLE_COLUMNS[:n]):
+        column = np.empty(len(rows), dtype=object)
+        as_text = id_text if at < 2 else _number_or_time
+        column[:] = [as_text(row[at]) for row in rows]
+        columns[name] = column
+    write_parquet(path, columns)
+
+
+def _number_or_time(value: object) -> str | None:
+    if value is None:
+        return None
+    return value.isoformat() if isinstance(value, date) else str(value)

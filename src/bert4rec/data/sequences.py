@@ -1,0 +1,260 @@
+"""Users' histories as one flat array of tokens, and the vocabulary that names the tokens.
+
+On disk a prepared data set is a directory, memory-mapped on load: `meta.json`, `tokens.npy`,
+`offsets.npy`, `times.npy` (when times are known), `items.parquet`, `users.parquet`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT_VERSION = 1
+IdType = Literal["int", "str"]
+
+_CANONICAL_INTEGER = re.compile(r"-?[1-9][0-9]{0,18}|0")
+
+
+def id_type_of(ids: Iterable[str]) -> IdType:
+    """`int` when every id is an integer written the one usual way, so that "007" stays text."""
+    for text in ids:
+        if not _CANONICAL_INTEGER.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+            return "str"
+    return "int"
+
+
+def id_text(raw: object) -> str | None:
+    """The text under which an id is known; None for what cannot be an id."""
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, bool) or raw is None:
+        return None
+    if isinstance(raw, int | np.integer):
+        return str(int(raw))
+    if isinstance(raw, float | np.floating):  # a frame with gaps turns integer ids into floats
+        return str(int(raw)) if float(raw).is_integer() else None
+    return None
+
+
+def _as_id_type(texts: Sequence[str], id_type: IdType) -> list[str] | list[int]:
+    return [int(text) for text in texts] if id_type == "int" else list(texts)
+
+
+def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) -> None:
+    """Columns of equal length as a Parquet file, without a dependency beyond DuckDB."""
+    arrays = {name: _duckdb_column(values) for name, values in columns.items()}
+    selected = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}"' for name in arrays)
+    with duckdb.connect() as connection:
+        connection.execute("SET preserve_insertion_order = true")
+        connection.register("columns", arrays)
+        connection.execute(
+            f"COPY (SELECT {selected} FROM columns) TO {_literal(path)} (FORMAT parquet)"
+        )
+
+
+def read_parquet(path: Path) -> dict[str, list[Any]]:
+    with duckdb.connect() as connection:
+        relation = connection.execute(f"SELECT * FROM read_parquet({_literal(path)})")
+        names = [column[0] for column in relation.description]
+        rows = relation.fetchall()
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def _duckdb_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return values
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+def _literal(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+class Vocabulary:
+    """Raw id ↔ token. Ids are kept as text; `id_type` says what comes back out."""
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        counts: NDArray[np.int64],
+        titles: Sequence[str | None] | None = None,
+        id_type: IdType = "str",
+        extra: dict[str, list[str | None]] | None = None,
+    ) -> None:
+        assert len(ids) == len(counts)
+        self.ids = list(ids)
+        self.counts = np.asarray(counts, dtype=np.int64)
+        self.titles = None if titles is None else list(titles)
+        self.id_type: IdType = id_type
+        self.extra = extra or {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _token_of(self) -> dict[str, int]:
+        return {text: token for token, text in enumerate(self.ids)}
+
+    def token(self, raw: object) -> int | None:
+        text = id_text(raw)
+        return None if text is None else self._token_of.get(text)
+
+    def encode(self, raws: Iterable[object]) -> tuple[list[int], list[object]]:
+        """The tokens of the known ids in order, and the unknown ids in order."""
+        known: list[int] = []
+        unknown: list[object] = []
+        for raw in raws:
+            token = self.token(raw)
+            if token is None:
+                unknown.append(raw)
+            else:
+                known.append(token)
+        return known, unknown
+
+    def raw(self, token: int) -> str | int:
+        return int(self.ids[token]) if self.id_type == "int" else self.ids[token]
+
+    def title(self, token: int) -> str | None:
+        return None if self.titles is None else self.titles[token]
+
+    def save(self, path: Path) -> None:
+        titles = [None] * len(self) if self.titles is None else self.titles
+        columns: dict[str, NDArray[Any] | Sequence[Any]] = {
+            "token": np.arange(len(self), dtype=np.int32),
+            "item": self.ids,
+            "count": self.counts,
+            "title": titles,
+        }
+        write_parquet(path, columns | self.extra)
+
+    @classmethod
+    def load(cls, path: Path, id_type: IdType) -> Self:
+        columns = read_parquet(path)
+        titles = columns.pop("title")
+        columns.pop("token")
+        ids, counts = columns.pop("item"), np.array(columns.pop("count"), dtype=np.int64)
+        has_titles = any(title is not None for title in titles)
+        return cls(ids, counts, titles if has_titles else None, id_type, columns)
+
+
+class Sequences:
+    """All histories end to end in `tokens`; user `u` owns `tokens[offsets[u]:offsets[u + 1]]`."""
+
+    def __init__(
+        self,
+        tokens: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        vocabulary: Vocabulary,
+        user_ids: Sequence[str] | Path,
+        *,
+        user_id_type: IdType = "str",
+        times: NDArray[np.int64] | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        assert offsets[0] == 0
+        assert offsets[-1] == len(tokens)
+        self.tokens, self.offsets, self.times = tokens, offsets, times
+        self.vocabulary = vocabulary
+        self.user_id_type: IdType = user_id_type
+        self._user_source = user_ids
+        self.meta = meta or {}
+        self.directory: Path | None = None  # where it was loaded from
+
+    n_users = property(lambda self: len(self.offsets) - 1)
+    n_items = property(lambda self: len(self.vocabulary))
+    n_interactions = property(lambda self: len(self.tokens))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, row: int) -> NDArray[np.int32]:
+        return self.tokens[self.offsets[row] : self.offsets[row + 1]]
+
+    @cached_property
+    def user_ids(self) -> list[str] | list[int]:
+        """Raw user ids by row; read only when somebody asks, as there may be many."""
+        source = self._user_source
+        texts = read_parquet(source)["user"] if isinstance(source, Path) else source
+        return _as_id_type(texts, self.user_id_type)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what a model can see of the data: the tokens, who owns them, their names."""
+        if "fingerprint" in self.meta:
+            return str(self.meta["fingerprint"])
+        return fingerprint_of(self.tokens, self.offsets, self.vocabulary.ids)
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        np.save(directory / "tokens.npy", self.tokens)
+        np.save(directory / "offsets.npy", self.offsets)
+        if self.times is not None:
+            np.save(directory / "times.npy", self.times)
+        self.vocabulary.save(directory / "items.parquet")
+        rows = np.arange(self.n_users, dtype=np.int64)
+        users = [str(raw) for raw in self.user_ids]
+        write_parquet(directory / "users.parquet", {"row": rows, "user": users})
+        meta = self.meta | {
+            "format_version": FORMAT_VERSION,
+            "n_users": self.n_users,
+            "n_items": self.n_items,
+            "n_interactions": self.n_interactions,
+            "item_id_type": self.vocabulary.id_type,
+            "user_id_type": self.user_id_type,
+            "fingerprint": self.fingerprint,
+        }
+        (directory / "meta.json").write_text(json.dumps(meta, indent=2), encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        directory = Path(directory)
+        meta_path = directory / "meta.json"
+        if not meta_path.is_file():
+            raise ValueError(f"{directory} is not a prepared data set: it has no meta.json")
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        if meta["format_version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"{directory} has format version {meta['format_version']}, this program reads "
+                f"{FORMAT_VERSION}: prepare the data again"
+            )
+        times = directory / "times.npy"
+        sequences = cls(
+            _memory_map(directory / "tokens.npy"),
+            np.load(directory / "offsets.npy"),
+            Vocabulary.load(directory / "items.parquet", meta["item_id_type"]),
+            directory / "users.parquet",
+            user_id_type=meta["user_id_type"],
+            times=_memory_map(times) if times.exists() else None,
+            meta=meta,
+        )
+        sequences.directory = directory.resolve()
+        return sequences
+
+
+def _memory_map(path: Path) -> NDArray[Any]:
+    array: NDArray[Any] = np.load(path, mmap_mode="r")
+    return array
+
+
+def fingerprint_of(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], item_ids: Sequence[str]
+) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), 1 << 24):
+        digest.update(np.ascontiguousarray(tokens[start : start + (1 << 24)]).data)
+    digest.update(np.ascontiguousarray(offsets).data)
+    for text in item_ids:
+        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()

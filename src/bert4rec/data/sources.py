@@ -1,0 +1,68 @@
+"""What a person may name as data (a file, a folder, `demo`, `ml-1m`) as prepared sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bert4rec.config import DataConfig
+from bert4rec.data import demo, public
+from bert4rec.data.filters import Filters
+from bert4rec.data.interactions import Interactions, OnBadRows
+from bert4rec.data.prepare import default_cache, prepare
+from bert4rec.data.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a table where its own names and format do not say; None finds out."""
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    rating: str | None = None
+    delimiter: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    on_bad_rows: OnBadRows = "error"
+    items: str | None = None  # a table of titles and other facts about the items
+
+
+def interactions_of(
+    source: Any,
+    reading: Reading,
+    on_download: Callable[[int, int | None], None] | None = None,
+) -> Interactions:
+    """A file path, a frame, a list of tuples, or the name of the demo or of a public data set."""
+    arguments = asdict(reading)
+    if isinstance(source, str) and not Path(source).exists():
+        if source == "demo":
+            table, items = demo.write_csv(default_cache().parent / "demo")
+            return Interactions.read(table, **(arguments | {"items": items}))
+        if source in public.DATASETS:
+            folder = public.get(source, progress=on_download)
+            arguments |= public.DATASETS[source].read_arguments(folder)
+            return Interactions.read(arguments.pop("source"), **arguments)
+    return Interactions.read(source, **arguments)
+
+
+def open_data(
+    source: Any,
+    config: DataConfig | None = None,
+    reading: Reading | None = None,
+    *,
+    out: Path | None = None,
+    memory_limit: str = "512MB",
+    say: Callable[[str], None] | None = None,
+    on_download: Callable[[int, int | None], None] | None = None,
+) -> Sequences:
+    """Prepared sequences; a directory that was prepared before is opened as it is."""
+    if isinstance(source, str | Path) and (Path(source) / "meta.json").is_file():
+        return Sequences.load(source)
+    settings = (config or DataConfig()).model_dump(exclude={"split"})
+    interactions = interactions_of(source, reading or Reading(), on_download)
+    return prepare(
+        interactions, Filters(**settings), out=out, memory_limit=memory_limit, progress=say
+    )

@@ -1,0 +1,154 @@
+"""Which part of each history trains the model and which part asks it questions.
+
+A split copies nothing: it is ranges of the flat token array, so it costs a few numbers a user.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bert4rec.data.sequences import Sequences
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Ranges `tokens[starts[i]:ends[i]]`, each a piece of the history of user row `users[i]`."""
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    users: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, i: int) -> NDArray[np.int32]:
+        return self.tokens[self.starts[i] : self.ends[i]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self.ends - self.starts
+
+    def take(self, rows: NDArray[np.int64]) -> Spans:
+        return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A history each, and the item that really came next."""
+
+    histories: Spans
+    targets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def users(self) -> NDArray[np.int64]:
+        return self.histories.users
+
+    def sample(self, n: int, seed: int) -> Questions:
+        """At most `n` of the questions, the same ones for the same seed."""
+        if n >= len(self):
+            return self
+        rows = np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
+        return Questions(self.histories.take(rows), self.targets[rows])
+
+
+@dataclass(frozen=True)
+class Split:
+    train: Spans
+    validation: Questions
+    test: Questions
+    n_items: int
+    train_counts: NDArray[np.int64]  # (n_items,) how often each item occurs in `train`
+
+
+def leave_one_out(sequences: Sequences) -> Split:
+    """Last item test, the one before it validation, as in the paper.
+
+    The test history contains the validation item (trap 4). Users with fewer than three actions
+    only train: there would be no history left to answer from.
+    """
+    starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
+    asks = np.flatnonzero(ends - starts >= 3)
+    train_ends = ends.copy()
+    train_ends[asks] -= 2
+    return _split(sequences, starts, train_ends, asks, ends - 2, asks, ends - 1)
+
+
+def global_time(
+    sequences: Sequences, validation_share: float = 0.1, test_share: float = 0.1
+) -> Split:
+    """Train on all that happened before one moment, ask about what came after it.
+
+    The moments are the quantiles of all interaction times, so that the last `test_share` of
+    the interactions lie in the test period. A user is asked about their first item in a period.
+    """
+    if sequences.times is None:
+        raise ValueError(
+            "a global-time split needs times, and this data set has none: "
+            "name the time column, or use the leave-one-out split"
+        )
+    for name, share in (("validation_share", validation_share), ("test_share", test_share)):
+        if not 0 < share < 0.5:
+            raise ValueError(f"{name} is {share}: choose a share between 0 and 0.5")
+    times = np.asarray(sequences.times)
+    validation_from, test_from = np.quantile(
+        times, [1 - test_share - validation_share, 1 - test_share], method="nearest"
+    )
+    starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
+    validation_at = _first_at_or_after(sequences, times, int(validation_from))
+    test_at = _first_at_or_after(sequences, times, int(test_from))
+    asks_validation = np.flatnonzero((validation_at > starts) & (validation_at < test_at))
+    asks_test = np.flatnonzero((test_at > starts) & (test_at < ends))
+    return _split(
+        sequences, starts, validation_at, asks_validation, validation_at, asks_test, test_at
+    )
+
+
+def _first_at_or_after(
+    sequences: Sequences, times: NDArray[np.int64], moment: int
+) -> NDArray[np.int64]:
+    """Per user, the flat index of the first interaction that is not before `moment`."""
+    earlier = np.concatenate([[0], np.cumsum(times < moment)])
+    before = earlier[sequences.offsets[1:]] - earlier[sequences.offsets[:-1]]
+    at: NDArray[np.int64] = sequences.offsets[:-1] + before
+    return at
+
+
+def _split(
+    sequences: Sequences,
+    starts: NDArray[np.int64],
+    train_ends: NDArray[np.int64],
+    asks_validation: NDArray[np.int64],
+    validation_at: NDArray[np.int64],
+    asks_test: NDArray[np.int64],
+    test_at: NDArray[np.int64],
+) -> Split:
+    tokens = sequences.tokens
+
+    def questions(rows: NDArray[np.int64], at: NDArray[np.int64]) -> Questions:
+        histories = Spans(tokens, starts[rows], at[rows], rows)
+        return Questions(histories, tokens[at[rows]].astype(np.int64))
+
+    trains = np.flatnonzero(train_ends > starts)
+    train = Spans(tokens, starts[trains], train_ends[trains], trains)
+    is_train = np.zeros(len(tokens) + 1, dtype=np.int8)
+    np.add.at(is_train, train.starts, 1)
+    np.add.at(is_train, train.ends, -1)
+    trained_tokens = tokens[np.cumsum(is_train[:-1]).astype(bool)]
+    counts = np.bincount(trained_tokens, minlength=sequences.n_items).astype(np.int64)
+    return Split(
+        train,
+        questions(asks_validation, validation_at),
+        questions(asks_test, test_at),
+        sequences.n_items,
+        counts,
+    )
+
+
+SPLITS = {"leave-one-out": leave_one_out, "global-time": global_time}

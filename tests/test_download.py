@@ -1,0 +1,187 @@
+"""Downloads against a real HTTPS server, and archives that try something."""
+
+import io
+import random
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from https_site import Site, authority, site, zip_of
+
+from bert4rec.data import download as downloading
+from bert4rec.data.download import download, extract
+
+__all__ = ["authority", "site"]  # fixtures, used by name
+
+BODY = random.Random(0).randbytes(1 << 20)  # does not compress
+
+
+def load(site: Site, target: Path, path: str = "/file", max_bytes: int = 2 * len(BODY)) -> None:
+    download(site.url(path), target, max_bytes=max_bytes, context=site.context)
+
+
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first broken connection end the call, as a killed process would."""
+    monkeypatch.setattr(downloading, "ATTEMPTS", 1)
+
+
+def test_whole_file_arrives_with_progress_and_leaves_nothing_else(
+    site: Site, tmp_path: Path
+) -> None:
+    site.files["/file"] = BODY
+    seen: list[tuple[int, int | None]] = []
+    download(
+        site.url("/file"),
+        tmp_path / "new" / "file",
+        max_bytes=len(BODY),
+        progress=lambda done, total: seen.append((done, total)),
+        context=site.context,
+    )
+    assert (tmp_path / "new" / "file").read_bytes() == BODY
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+    assert seen[0] == (0, len(BODY))
+    assert seen[-1] == (len(BODY), len(BODY))
+
+
+def test_interrupted_download_goes_on_where_it_stopped(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.files["/file"], site.breaks_after = BODY, [300_000]
+    with monkeypatch.context() as patch:
+        one_attempt(patch)
+        with pytest.raises(ValueError, match=r"300,000 of 1,048,576 bytes"):
+            load(site, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    load(site, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert site.requests == [("/file", None), ("/file", "bytes=300000-")]
+
+
+def test_dropped_connections_are_taken_up_again_within_one_call(site: Site, tmp_path: Path) -> None:
+    site.files["/file"], site.breaks_after = BODY, [100_000, 200_000]
+    load(site, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    assert [asked for _, asked in site.requests] == [None, "bytes=100000-", "bytes=300000-"]
+
+
+@pytest.mark.parametrize("case", ["range ignored", "file changed", "weak etag", "no etag"])
+def test_resuming_never_mixes_two_files(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    if case in ("weak etag", "no etag"):
+        site.etag = 'W/"one"' if case == "weak etag" else None
+    site.files["/file"], site.breaks_after = BODY, [300_000]
+    with monkeypatch.context() as patch:
+        one_attempt(patch)
+        with pytest.raises(ValueError, match="could not download"):
+            load(site, tmp_path / "file")
+    changed = BODY[::-1]
+    site.files["/file"] = changed
+    if case == "range ignored":
+        site.honours_range = False
+    elif case == "file changed":
+        site.etag = '"two"'
+    load(site, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == changed
+
+
+def test_part_longer_than_the_file_is_thrown_away(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.files["/file"], site.breaks_after = BODY, [300_000]
+    with monkeypatch.context() as patch:
+        one_attempt(patch)
+        with pytest.raises(ValueError, match="could not download"):
+            load(site, tmp_path / "file")
+    site.files["/file"] = BODY[:1000]
+    load(site, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY[:1000]
+
+
+@pytest.mark.parametrize("sends_length", [True, False])
+def test_too_large_is_refused_with_or_without_a_stated_length(
+    site: Site, tmp_path: Path, sends_length: bool
+) -> None:
+    site.files["/file"], site.sends_length = BODY, sends_length
+    with pytest.raises(ValueError, match=r"at most 500,000 are expected"):
+        load(site, tmp_path / "file", max_bytes=500_000)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1000
+    assert not (tmp_path / "file").exists()
+
+
+def test_plain_http_is_refused_before_anything_is_sent(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only https"):
+        download(site.url("/file").replace("https", "http"), tmp_path / "file", max_bytes=10)
+    assert site.requests == []
+
+
+def test_redirects_are_followed_to_https_only(site: Site, tmp_path: Path) -> None:
+    site.files["/file"] = BODY
+    site.redirects = {"/moved": "/file", "/down": site.url("/file").replace("https", "http")}
+    load(site, tmp_path / "moved", "/moved")
+    assert (tmp_path / "moved").read_bytes() == BODY
+    with pytest.raises(ValueError, match="only https"):
+        load(site, tmp_path / "down", "/down")
+    assert not (tmp_path / "down").exists()
+
+
+def test_unknown_certificate_is_refused(site: Site, tmp_path: Path) -> None:
+    site.files["/file"] = BODY
+    with pytest.raises(ValueError, match=r"(?i)certificate"):
+        download(site.url("/file"), tmp_path / "file", max_bytes=len(BODY))
+
+
+def link() -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo("set/link")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return entry
+
+
+GOOD = {"set/table": b"1 2\n"}
+
+
+@pytest.mark.parametrize(
+    ("archive", "complaint"),
+    [
+        (zip_of(**GOOD, **{"../evil": b"x"}), "leads out"),
+        (zip_of(**GOOD, **{"set/../../evil": b"x"}), "leads out"),
+        (zip_of(**GOOD, **{"/etc/evil": b"x"}), "leads out"),
+        (zip_of(**GOOD, **{"..\\evil": b"x"}), "leads out"),
+        (zip_of(**GOOD, **{"C:/evil": b"x"}), "leads out"),
+        (zip_of(**GOOD, link=(link(), b"/etc/passwd")), "is a link"),
+        (zip_of(**{"set/table": bytes(20_000_000)}), "zip bomb"),
+        (zip_of(**{"set/table": BODY + BODY[::-1] + BODY}), "would unpack to"),
+        (zip_of(**{"set/other": b"x"}), "lacks set/table"),
+        (zip_of(**GOOD)[:-30], "not a zip archive"),
+        (b"<html>log in first</html>", "not a zip archive"),
+    ],
+)
+def test_hostile_or_broken_archives_are_refused(
+    tmp_path: Path, archive: bytes, complaint: str
+) -> None:
+    folder = tmp_path / "one" / "two"
+    folder.mkdir(parents=True)
+    (tmp_path / "set.zip").write_bytes(archive)
+    with pytest.raises(ValueError, match=complaint):
+        extract(tmp_path / "set.zip", folder, ["set/table"], max_bytes=2_000_000)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["set.zip"]
+
+
+def test_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as zipped:
+        zipped.writestr("set/table", b"1 2\n" * 100)
+    damaged = bytearray(buffer.getvalue())
+    damaged[100] ^= 1
+    (tmp_path / "set.zip").write_bytes(damaged)
+    with pytest.raises(ValueError, match="CRC"):
+        extract(tmp_path / "set.zip", tmp_path, ["set/table"], max_bytes=1000)
+    assert not (tmp_path / "table").exists()
+
+
+def test_only_the_needed_members_leave_the_archive(tmp_path: Path) -> None:
+    (tmp_path / "set.zip").write_bytes(zip_of(**GOOD, **{"set/large": BODY}))
+    extract(tmp_path / "set.zip", tmp_path, ["set/table"], max_bytes=1000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set.zip", "table"]
+    assert (tmp_path / "table").read_bytes() == b"1 2\n"

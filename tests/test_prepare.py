@@ -1,0 +1,279 @@
+"""A table becomes sequences without loss, filters do what they say, and results are reused."""
+
+import csv
+import gzip
+import importlib.util
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from bert4rec.data.filters import Filters
+from bert4rec.data.interactions import Interactions
+from bert4rec.data.prepare import prepare
+from bert4rec.data.sequences import Sequences, fingerprint_of, id_type_of
+
+Row = tuple[str, str, int]
+
+
+def decoded(sequences: Sequences) -> dict[str, list[str]]:
+    return {
+        str(user): [str(sequences.vocabulary.raw(token)) for token in sequences[row]]
+        for row, user in enumerate(sequences.user_ids)
+    }
+
+
+def in_order(rows: list[Row]) -> dict[str, list[str]]:
+    """The law: a user's items by time, ties as in the file."""
+    expected: dict[str, list[str]] = {}
+    for user, item, _ in sorted(rows, key=lambda row: row[2]):  # stable
+        expected.setdefault(user, []).append(item)
+    return expected
+
+
+def prepared(rows: list[Any], folder: Path, **filters: Any) -> Sequences:
+    return prepare(Interactions.read(rows), Filters(**filters), out=folder / "prepared")
+
+
+# Any script, quotes, delimiters, line breaks; only what UTF-8 cannot hold is left out, and NUL.
+any_id = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
+    st.integers().map(str),
+    st.sampled_from(["007", "7", "NULL", "nan", " ", '"', "a,b", "a\nb", "\r", "#", "\\"]),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    users=st.lists(any_id, min_size=1, max_size=4, unique=True),
+    items=st.lists(any_id, min_size=2, max_size=6, unique=True),
+    data=st.data(),
+)
+def test_any_valid_table_survives_a_round_trip(
+    users: list[str], items: list[str], data: st.DataObject
+) -> None:
+    times = st.integers(min_value=-(10**10), max_value=10**10) | st.integers(0, 3)
+    row = st.tuples(st.sampled_from(users), st.sampled_from(items), times)
+    rows: list[Row] = data.draw(st.lists(row, min_size=3, max_size=30))
+    assume(len({item for _, item, _ in rows}) > 1 and len({u for u, _, _ in rows}) < len(rows))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (folder / "t.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("user", "item", "timestamp"), *rows])
+        sequences = prepare(Interactions.read(folder / "t.csv"), out=folder / "from_file")
+        from_tuples = prepare(Interactions.read(rows), out=folder / "from_tuples")
+        assert decoded(sequences) == in_order(rows)
+        assert sequences.fingerprint == from_tuples.fingerprint
+
+        used = sorted({user for user, _, _ in rows})
+        assert sequences.user_id_type == id_type_of(used)
+        is_number = sequences.user_id_type == "int"
+        assert sequences.user_ids == (sorted(map(int, used)) if is_number else used)
+        counts = Counter(item for _, item, _ in rows)
+        by_count = sorted(counts, key=lambda item: (-counts[item], item))
+        assert sequences.vocabulary.ids == by_count
+        assert sequences.vocabulary.counts.tolist() == [counts[item] for item in by_count]
+        assert sequences.vocabulary.id_type == id_type_of(by_count)
+
+
+def test_ties_keep_file_order_when_rows_are_many_and_threads_several(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    n = 400_000
+    user, item = generator.integers(0, 50, n), generator.integers(0, 1000, n)
+    time = generator.integers(0, 3, n)
+    path = tmp_path / "t.csv"
+    np.savetxt(path, np.stack([user, item, time], 1), "%d", ",", header="user,item,ts", comments="")
+    sequences = prepare(Interactions.read(path), out=tmp_path / "out", threads=4)
+    order = np.lexsort((time, user))  # stable
+    ids = np.array([int(raw) for raw in sequences.vocabulary.ids])
+    assert np.array_equal(ids[sequences.tokens], item[order])
+    assert np.array_equal(sequences.times, time[order] * 1_000_000)
+
+
+def test_directory_is_as_described(tmp_path: Path) -> None:
+    sequences = prepared([("b", "y", 2), ("b", "x", 1), ("a", "y", 3)], tmp_path)
+    found = {path.name for path in (tmp_path / "prepared").iterdir()}
+    assert found == {
+        *("meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet")
+    }
+    meta = json.loads((tmp_path / "prepared" / "meta.json").read_text())
+    assert (meta["n_users"], meta["n_items"], meta["n_interactions"]) == (2, 2, 3)
+    tokens, offsets = sequences.tokens, sequences.offsets
+    assert tokens.dtype == np.int32
+    assert offsets.dtype == np.int64
+    assert isinstance(tokens, np.memmap)
+    assert meta["fingerprint"] == fingerprint_of(tokens, offsets, sequences.vocabulary.ids)
+    assert list(tmp_path.iterdir()) == [tmp_path / "prepared"]  # no working files are left
+
+
+ACTIONS = [
+    ("u", "a", 1, 5),
+    ("u", "b", 2, 1),
+    ("u", "a", 3, 5),
+    ("u", "c", 4, 4),
+    ("v", "a", 1, 5),
+    ("v", "b", 2, 5),
+    ("w", "a", 1, 5),
+]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected", "dropped"),
+    [
+        ({}, {"u": "abac", "v": "ab", "w": "a"}, []),
+        ({"min_rating": 4.5}, {"u": "aa", "v": "ab", "w": "a"}, [("min_rating=4.5", 2, 0, 1)]),
+        ({"drop_repeats": True}, {"u": "abc", "v": "ab", "w": "a"}, [("drop_repeats", 1, 0, 0)]),
+        (
+            {"min_item_actions": 2},
+            {"u": "aba", "v": "ab", "w": "a"},
+            [("min_item_actions=2", 1, 0, 1)],
+        ),
+        ({"min_user_actions": 2}, {"u": "abac", "v": "ab"}, [("min_user_actions=2", 1, 1, 0)]),
+        ({"k_core": 2}, {"u": "aba", "v": "ab"}, [("k_core=2", 2, 1, 1)]),
+        ({"keep_last": 2}, {"u": "ac", "v": "ab", "w": "a"}, [("keep_last=2", 2, 0, 0)]),
+        (
+            {"min_user_actions": 3, "drop_repeats": True, "keep_last": 2},
+            {"u": "bc"},
+            [("drop_repeats", 1, 0, 0), ("min_user_actions=3", 3, 2, 0), ("keep_last=2", 1, 0, 1)],
+        ),
+    ],
+)
+def test_filters(
+    filters: dict[str, Any], expected: dict[str, str], dropped: list[Any], tmp_path: Path
+) -> None:
+    sequences = prepared(ACTIONS, tmp_path, **filters)
+    assert decoded(sequences) == {user: list(items) for user, items in expected.items()}
+    assert [tuple(step.values()) for step in sequences.meta["dropped"]] == dropped
+    assert sum(sequences.vocabulary.counts) == sequences.n_interactions
+
+
+def test_k_core_repeats_until_nothing_changes(tmp_path: Path) -> None:
+    # Without the chain's end each next link loses its second action; the square stays.
+    chain = [(f"u{n}", f"i{m}") for n in range(6) for m in (n, n + 1)]
+    square = [(user, item) for user in "xy" for item in "pq"]
+    sequences = prepared(chain + square, tmp_path, k_core=2)
+    assert decoded(sequences) == {"x": ["p", "q"], "y": ["p", "q"]}
+
+
+def test_too_little_left_says_which_filter_removed_what(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"items 1, .*min_item_actions=3 dropped 3 rows, 0 users, 2"
+    ):
+        prepared(ACTIONS, tmp_path, min_item_actions=3)
+    with pytest.raises(
+        ValueError, match=r"items 0, .*rows 0 of 7.*k_core=9 dropped 7 rows, 3 users"
+    ):
+        prepared(ACTIONS, tmp_path, k_core=9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_single_actions_are_enough_when_nothing_is_trained(tmp_path: Path) -> None:
+    interactions = Interactions.read([("u", "a")])
+    sequences = prepare(interactions, out=tmp_path / "p", for_training=False)
+    assert decoded(sequences) == {"u": ["a"]}
+
+
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="k_core is -1"):
+        Filters(k_core=-1)
+    with pytest.raises(ValueError, match="keep_last is 1"):
+        Filters(keep_last=1)
+    with pytest.raises(ValueError, match=r"needs a rating column.*--rating"):
+        prepared([row[:3] for row in ACTIONS], tmp_path, min_rating=3)
+    with pytest.raises(ValueError, match=r"row 2: the rating .* is 'good', which is not a number"):
+        prepared([ACTIONS[0], ("u", "b", 2, "good")], tmp_path, min_rating=3)
+    with pytest.raises(ValueError, match=r"memory_limit='lots'.*write 512MB"):
+        prepare(Interactions.read(ACTIONS), out=tmp_path / "p", memory_limit="lots")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("keep me")
+    with pytest.raises(ValueError, match="holds other files"):
+        prepare(Interactions.read(ACTIONS), out=tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep me"
+
+
+def test_unused_ratings_may_be_anything(tmp_path: Path) -> None:
+    rows = [("u", "a", 1, "good"), ("u", "b", 2, None)]
+    assert decoded(prepared(rows, tmp_path)) == {"u": ["a", "b"]}
+
+
+def test_same_content_is_reused_and_any_change_is_not(tmp_path: Path) -> None:
+    path, cache = tmp_path / "t.csv", tmp_path / "cache"
+    path.write_text("user,item,other\n1,2,3\n1,3,4\n")
+    said: list[str] = []
+
+    def run(**options: Any) -> tuple[Sequences, bool]:
+        said.clear()
+        interactions = Interactions.read(path, **options)
+        sequences = prepare(interactions, cache=cache, progress=said.append)
+        return sequences, any(line.startswith("reused ") for line in said)
+
+    first, was_reused = run()
+    assert not was_reused
+    again, was_reused = run()
+    assert was_reused
+    assert again.fingerprint == first.fingerprint
+    assert not run(item="other")[1]
+    assert len(list(cache.iterdir())) == 2
+
+    for damaged in cache.glob("*/tokens.npy"):
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+    repaired, was_reused = run()
+    assert not was_reused
+    assert repaired.fingerprint == first.fingerprint
+    path.write_text("user,item,other\n1,2,3\n1,4,4\n")
+    changed, was_reused = run()
+    assert not was_reused
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_cache_folder_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BERT4REC_CACHE", str(tmp_path / "c"))
+    prepare(Interactions.read(ACTIONS))
+    assert len(list((tmp_path / "c" / "prepared").iterdir())) == 1
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """Ten times the rows may not need much more memory; the benchmark runs 10 million."""
+    path = Path(__file__).parents[1] / "benchmarks" / "prepare_memory.py"
+    spec = importlib.util.spec_from_file_location("prepare_memory", path)
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    measured = benchmark.measure(1_500_000, tmp_path, memory_limit="150MB")
+    assert measured["rows"] == 1_500_000
+    assert measured["peak_megabytes"] < 450
+
+
+def test_ml_1m_ratings_give_the_sequences_of_the_papers(shared_data: Path, tmp_path: Path) -> None:
+    """Users and items have other numbers there; titles of items and lengths of users join them."""
+    folder = shared_data / "ml-1m"
+    sequences = prepare(
+        Interactions.read(folder / "ratings.tsv.gz", on_bad_rows="skip"),
+        Filters(min_item_actions=5),
+        out=tmp_path / "ml-1m",
+    )
+    with gzip.open(folder / "items.tsv.gz", "rt", encoding="utf-8") as file:
+        paper_id = {row["movie"]: row["item"] for row in csv.DictReader(file, delimiter="\t")}
+    ours = [
+        tuple(paper_id[sequences.vocabulary.ids[token]] for token in sequences[row])
+        for row in range(sequences.n_users)
+    ]
+    theirs: dict[str, list[str]] = {}
+    with gzip.open(folder / "ml-1m.txt.gz", "rt") as file:
+        for line in file:
+            user, item = line.split()
+            theirs.setdefault(user, []).append(item)
+    assert len(theirs) == 6040
+    assert sorted(ours) == sorted(tuple(items) for items in theirs.values())
+    assert sequences.meta["dropped"][0]["rows"] == 222
