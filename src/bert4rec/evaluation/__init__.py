@@ -1,0 +1,1 @@
+"""How good a model is, measured through the same `score()` that serves."""

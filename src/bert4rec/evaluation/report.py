@@ -1,0 +1,136 @@
+"""Evaluations and comparisons as tables, for the terminal and for a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from bert4rec.evaluation.compare import Comparison
+from bert4rec.evaluation.result import Evaluation
+
+# Recall@k and MAP@k are saved too, but repeat HR@k and MRR@k to the last digit.
+SHOWN = ("HR", "NDCG")
+MARKDOWN_METRICS = ("HR@10", "NDCG@10", "MRR")
+
+
+def metric_table(evaluation: Evaluation, title: str, metrics: Sequence[str] | None = None) -> Table:
+    """Rows are metrics, columns are protocols, each with its 95 % interval."""
+    if metrics is None:
+        ks = evaluation.extras["settings"]["ks"]
+        metrics = [f"{name}@{k}" for name in SHOWN for k in ks] + ["MRR"]
+    table = Table(title=title, caption="\n".join(notes(evaluation)), caption_justify="left")
+    table.add_column("metric")
+    for protocol in evaluation.metrics:
+        table.add_column(column_title(protocol, evaluation), justify="right")
+    for metric in metrics:
+        cells = []
+        for protocol in evaluation.metrics:
+            estimate = evaluation.metrics[protocol][metric]
+            cell = figure(estimate["value"])
+            if estimate["low"] is not None and estimate["high"] is not None:
+                low, high = figure(estimate["low"]), figure(estimate["high"])
+                cell += f" [dim]{low}–{high}[/dim]"
+            cells.append(cell)
+        table.add_row(metric, *cells)
+    return table
+
+
+def notes(evaluation: Evaluation) -> list[str]:
+    """What a reader has to know about the figures, one sentence or two each."""
+    extras = evaluation.extras
+    settings, bias = extras["settings"], extras["popularity_bias"]
+    lines = [f"{extras['n_users']:,} users, {extras['n_items']:,} items, seed {settings['seed']}."]
+    coverage = ", ".join(f"@{k} {share:.1%}" for k, share in extras["coverage"].items())
+    lines.append(f"Catalogue coverage: {coverage}.")
+    lines.append(
+        f"Popularity percentile: top {bias['k']} {bias['recommended_mean_percentile']:.2f}, "
+        f"targets {bias['target_mean_percentile']:.2f} (0.5 is the average item)."
+    )
+    if extras["n_unreachable"]:
+        lines.append(
+            f"{extras['n_unreachable']:,} targets are in their user's history and count as missed "
+            "over all items, since seen items are not recommended. If people repeat items in "
+            "your data, evaluate with seen items kept (exclude_seen off)."
+        )
+    if extras["n_cold_targets"]:
+        lines.append(
+            f"{extras['n_cold_targets']:,} targets never occur in training: "
+            "no model that learns from ids alone can know them."
+        )
+    return lines
+
+
+def column_title(protocol: str, evaluation: Evaluation) -> str:
+    settings = evaluation.extras["settings"]
+    if protocol == "full":
+        return "all items" if settings["exclude_seen"] else "all items, seen ones kept"
+    return f"{settings['n_negatives']} {protocol} negatives"
+
+
+def figure(value: float) -> str:
+    """Four digits without the leading zero, as the papers print them: .1518"""
+    text = f"{value:.4f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def markdown_table(
+    evaluations: dict[str, Evaluation], metrics: Sequence[str] = MARKDOWN_METRICS
+) -> str:
+    """One row a model; for each protocol that all of them have, one column a metric."""
+    if not evaluations:
+        raise ValueError("no evaluation to put in the table: pass at least one")
+    first = next(iter(evaluations.values()))
+    protocols = [p for p in first.metrics if all(p in e.metrics for e in evaluations.values())]
+    columns = [(protocol, metric) for protocol in protocols for metric in metrics]
+    for protocol in protocols:
+        titles = {column_title(protocol, evaluation) for evaluation in evaluations.values()}
+        if len(titles) > 1:
+            raise ValueError(
+                f"the evaluations differ under {protocol!r} ({', '.join(sorted(titles))}): "
+                "figures of different protocols do not belong in one column"
+            )
+    header = [f"{metric}, {column_title(protocol, first)}" for protocol, metric in columns]
+    lines = ["| model | " + " | ".join(header) + " |", "|---|" + "---:|" * len(columns)]
+    for name, evaluation in evaluations.items():
+        cells = [figure(evaluation.value(metric, protocol)) for protocol, metric in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row a metric: both runs, the difference b - a with its interval, users won and lost."""
+    table = Table(
+        title=escape(f"A = {comparison.run_a}, B = {comparison.run_b}, {comparison.protocol}"),
+        caption="\n".join(_comparison_notes(comparison)),
+        caption_justify="left",
+    )
+    table.add_column("metric")
+    for name in ("A", "B", "B - A", "95 % interval", "p", "better / equal / worse"):
+        table.add_column(name, justify="right")
+    for row in comparison.differences:
+        table.add_row(
+            row.metric,
+            figure(row.a),
+            figure(row.b),
+            _signed(row.difference),
+            f"{_signed(row.low)} to {_signed(row.high)}",
+            f"{row.p_value:.4f}",
+            f"{row.n_better:,} / {row.n_equal:,} / {row.n_worse:,}",
+        )
+    return table
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + figure(value)
+
+
+def _comparison_notes(comparison: Comparison) -> list[str]:
+    lines = [f"Paired over {comparison.n_users:,} users, {comparison.n_boot:,} resamples."]
+    if comparison.n_only_a or comparison.n_only_b:
+        lines.append(
+            f"Left out: {comparison.n_only_a:,} users that only A has, "
+            f"{comparison.n_only_b:,} that only B has."
+        )
+    return lines

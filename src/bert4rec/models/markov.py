@@ -1,0 +1,100 @@
+"""First-order Markov chain: what usually follows the last item.
+
+Shapes: `B` histories, `L` positions, `V` items, `N` distinct transitions seen in training.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bert4rec.config import ModelConfig
+from bert4rec.data.splits import Spans
+
+# Weight of the popularity prior, in transitions. Below 1, an item never seen after the last one
+# (at most PRIOR * 1) always scores less than one seen after it just once (at least 1).
+PRIOR = 0.5
+
+
+class MarkovChain:
+    """p(j | i) = (n(i -> j) + PRIOR * popularity(j)) / (n(i) + PRIOR).
+
+    Transitions are kept as a sparse matrix by rows (CSR): those out of item `i` are
+    `columns[offsets[i]:offsets[i + 1]]`. Row `V` is PAD's and is empty, so an empty history needs
+    no special case: it gets the popularity itself.
+    """
+
+    def __init__(
+        self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor
+    ) -> None:
+        self.n_items = len(popularity)
+        assert len(offsets) == self.n_items + 2
+        assert len(columns) == len(counts) == int(offsets[-1])
+        self.offsets = offsets  # (V + 2,) int64
+        self.columns = columns  # (N,) int64
+        self.counts = counts  # (N,) int64
+        self.popularity = popularity  # (V,) int64: how often each item occurs in training
+        self._share = popularity.double() / max(1, int(popularity.sum()))
+        running = pad(counts.cumsum(0), (1, 0))
+        self._n_out = running[offsets[1:]] - running[offsets[:-1]]  # (V + 1,)
+
+    @classmethod
+    def fit(cls, train: Spans, n_items: int) -> Self:
+        at = _positions(train)
+        items = np.asarray(train.tokens[at], dtype=np.int64)
+        follows = np.ones(len(items) + 1, dtype=np.bool_)
+        follows[np.cumsum(train.lengths)] = False  # the first item of a span follows nothing
+        follows = follows[1:-1]
+        pairs = items[:-1][follows] * n_items + items[1:][follows]
+        distinct, counts = np.unique(pairs, return_counts=True)
+        before, after = np.divmod(distinct, n_items)
+        offsets = np.searchsorted(before, np.arange(n_items + 2))
+        popularity = np.bincount(items, minlength=n_items)
+        return cls(
+            *(torch.from_numpy(x.astype(np.int64)) for x in (offsets, after, counts, popularity))
+        )
+
+    def score(self, users: Tensor, history: Tensor) -> Tensor:
+        """(B,), (B, L) -> (B, V)"""
+        last = self._last_items(history.to(self.offsets.device))
+        total = self._n_out[last].double() + PRIOR
+        scores = PRIOR * self._share / total[:, None]
+        n_seen = self.offsets[last + 1] - self.offsets[last]
+        row = torch.repeat_interleave(torch.arange(len(last), device=last.device), n_seen)
+        # Position of each entry: its row's offset, plus how far into the row it is.
+        entry = torch.arange(len(row), device=last.device)
+        entry += (self.offsets[last] - (n_seen.cumsum(0) - n_seen))[row]
+        scores[row, self.columns[entry]] += self.counts[entry] / total[row]
+        return scores.float().to(history.device)
+
+    def _last_items(self, history: Tensor) -> Tensor:
+        """(B,) last real item, whichever side the padding is on; PAD where there is none."""
+        history = pad(history, (1, 0), value=self.n_items)
+        places = torch.arange(history.shape[1], device=history.device)
+        last = ((history < self.n_items) * places).amax(dim=1)
+        return history.gather(1, last[:, None]).squeeze(1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "offsets": self.offsets,
+            "columns": self.columns,
+            "counts": self.counts,
+            "popularity": self.popularity,
+        }
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+        return cls(tensors["offsets"], tensors["columns"], tensors["counts"], tensors["popularity"])
+
+
+def _positions(spans: Spans) -> NDArray[np.int64]:
+    """Flat index of every token of every span, in order."""
+    lengths = spans.lengths
+    before = np.cumsum(lengths) - lengths
+    shifts: NDArray[np.int64] = np.repeat(spans.starts - before, lengths)
+    return shifts + np.arange(len(shifts))
