@@ -1,0 +1,96 @@
+"""Files and directories that are whole or not there, and that notice when they were damaged.
+
+A directory is written beside its place, flushed to disk and renamed into it. Its `manifest.json`
+holds the SHA-256 and the size of every file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """The new content or the old one, never a part of either, whatever happens meanwhile."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory to fill; on success it gets its manifest and its final name."""
+    assert not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        write_manifest(temporary)
+        temporary.rename(path)
+        _flush_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_manifest(directory: Path, names: Iterable[str] | None = None) -> None:
+    """Vouch for these files, or for all that are there; written last, it makes them one."""
+    files = {}
+    for name in sorted(names or (path.name for path in directory.iterdir())):
+        with (directory / name).open("rb+") as file:
+            os.fsync(file.fileno())
+        files[name] = {
+            "sha256": sha256(directory / name),
+            "bytes": (directory / name).stat().st_size,
+        }
+    write_file(directory / MANIFEST, json.dumps({"files": files}, indent=2))
+
+
+def verify_manifest(directory: Path) -> None:
+    """Raise a ValueError that names the first file which is missing, cut short or changed."""
+    try:
+        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError:
+        raise ValueError(f"{directory} has no {MANIFEST}: it is not complete") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise ValueError(f"{directory / MANIFEST} is damaged: it is not valid JSON") from None
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: copy the whole directory again")
+        if path.stat().st_size != expected["bytes"]:
+            raise ValueError(
+                f"{path} is damaged: it has {path.stat().st_size:,} bytes instead of "
+                f"{expected['bytes']:,}; copy the directory again"
+            )
+        if sha256(path) != expected["sha256"]:
+            raise ValueError(f"{path} is damaged: its SHA-256 differs; copy the directory again")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_directory(directory: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

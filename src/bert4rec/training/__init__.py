@@ -1,0 +1,1 @@
+"""How a model learns: batches, losses, the loop, checkpoints."""

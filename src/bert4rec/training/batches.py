@@ -1,0 +1,199 @@
+"""Batches of training questions: windows of histories with some items hidden behind `[MASK]`.
+
+Every random choice comes from a generator that the caller seeds by (seed, stage, epoch or step), so
+that step 1,000 draws the same numbers whether or not the run was interrupted before it.
+
+Shapes: B batch, L length, M asked positions of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bert4rec.config import Config
+from bert4rec.data.splits import Spans
+
+# Batches are cut from pools of this many batches, sorted by length: little padding, and still a
+# fresh random composition every epoch.
+POOL = 32
+
+
+@dataclass(frozen=True)
+class Batch:
+    tokens: Tensor  # (B, L) what the model sees, padded at the end
+    at: Tensor  # (M,) flat positions of `tokens` that are asked
+    targets: Tensor  # (M,) the items that really stood there
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Pieces `tokens[starts[i]:ends[i]]` of the flat array, at most `max_len` long."""
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a stage asks: which windows an epoch has, and which of their items are hidden."""
+
+    windows: Callable[[np.random.Generator], Windows]
+    hide: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]  # → inputs, hidden
+
+
+def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
+    settings = config.training
+    windows = sliding_windows(train, config.model.max_len, settings.window_step)
+
+    def hide(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        hidden = cloze(
+            sequences,
+            pad=n_items,
+            probability=settings.mask_ratio,
+            max_masked=settings.max_masked,
+            last_item_share=settings.last_item_share,
+            generator=generator,
+        )
+        inputs = sequences.masked_fill(hidden, n_items + 1)
+        if settings.replacement == "80/10/10":
+            inputs = mixed_replacement(inputs, sequences, hidden, n_items, generator)
+        return inputs, hidden
+
+    return Task(lambda _: windows, hide)
+
+
+def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
+    long_enough = train.take(np.flatnonzero(train.lengths >= 2))
+
+    def windows(generator: np.random.Generator) -> Windows:
+        return prefixes(
+            long_enough, config.model.max_len, config.second_stage.prefix_share, generator
+        )
+
+    def hide(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        hidden = last_item(sequences, pad=n_items)
+        return sequences.masked_fill(hidden, n_items + 1), hidden
+
+    return Task(windows, hide)
+
+
+def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Windows:
+    """Each history whole or, when longer than `max_len`, in overlapping windows from its end."""
+    lengths = spans.lengths
+    step = max_len if step_share is None else max(1, int(max_len * step_share))
+    too_long = np.maximum(lengths - max_len, 0)
+    n_windows = 1 + (0 if step_share is None else -(-too_long // step))
+    owner = np.repeat(np.arange(len(spans)), n_windows)
+    first = np.cumsum(np.broadcast_to(n_windows, len(spans))) - n_windows
+    steps_back = (np.arange(len(owner)) - np.repeat(first, n_windows)) * step
+    starts = spans.starts[owner]
+    # A window that would reach back before the start is moved up, so that all are full.
+    ends = np.maximum(
+        spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner])
+    )
+    return Windows(np.maximum(ends - max_len, starts), ends)
+
+
+def prefixes(spans: Spans, max_len: int, share: float, generator: np.random.Generator) -> Windows:
+    """Each history cut after a random item (at least two remain), or, for the rest, at its end."""
+    cuts = generator.integers(2, spans.lengths + 1)
+    is_cut = generator.random(len(spans)) < share
+    ends = np.where(is_cut, spans.starts + cuts, spans.ends)
+    return Windows(np.maximum(ends - max_len, spans.starts), ends)
+
+
+def cloze(
+    sequences: Tensor,
+    *,
+    pad: int,
+    probability: float,
+    max_masked: int | None,
+    last_item_share: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Which items to hide, (B, L): each with `probability`, at least one, never all of several.
+
+    The number to hide is drawn first and clamped; the items with the smallest random keys are
+    hidden, so that clamping prefers no position.
+    """
+    keys = torch.rand(sequences.shape, generator=generator)
+    real = sequences != pad
+    lengths = real.sum(1)
+    wanted = ((keys < probability) & real).sum(1)
+    most = (lengths - 1).clamp(min=1)
+    if max_masked is not None:
+        most = most.clamp(max=max_masked)
+    n_hidden = torch.minimum(wanted.clamp(min=1), most)
+    rank = keys.masked_fill(~real, 2.0).argsort(1).argsort(1)
+    hidden = (rank < n_hidden[:, None]) & real
+    if last_item_share:
+        asks_last = torch.rand(len(sequences), 1, generator=generator) < last_item_share
+        hidden = torch.where(asks_last, last_item(sequences, pad=pad), hidden)
+    return hidden
+
+
+def last_item(sequences: Tensor, *, pad: int) -> Tensor:
+    """Hide the end only, (B, L): what the model is asked when it recommends."""
+    real = sequences != pad
+    return torch.arange(sequences.shape[1]) == (real.sum(1, keepdim=True) - 1)
+
+
+def mixed_replacement(
+    inputs: Tensor, sequences: Tensor, hidden: Tensor, n_items: int, generator: torch.Generator
+) -> Tensor:
+    """BERT's 80 % `[MASK]`, 10 % a random item, 10 % the item (the paper: always `[MASK]`)."""
+    draw = torch.rand(sequences.shape, generator=generator)
+    randoms = torch.randint(0, n_items, sequences.shape, generator=generator)
+    inputs = torch.where(hidden & (draw < 0.2), randoms, inputs)
+    return torch.where(hidden & (draw < 0.1), sequences, inputs)
+
+
+def epoch_order(
+    windows: Windows, batch_size: int, generator: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """The epoch's batches as window numbers: random, but of similar lengths, in random order.
+
+    A permutation is cut into pools, each pool sorted by length and cut into batches, and the
+    batches shuffled. Every window is used exactly once an epoch. A batch's gradient is the mean
+    over its asked positions, so a window's weight depends on its batch mates, which change.
+    """
+    order = generator.permutation(len(windows))
+    lengths = (windows.ends - windows.starts)[order]
+    pool_of = np.arange(len(order)) // (POOL * batch_size)
+    order = order[np.lexsort((lengths, pool_of))]
+    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def gather(
+    tokens: NDArray[np.int32], windows: Windows, rows: NDArray[np.int64], pad: int
+) -> Tensor:
+    """The windows `rows` as one (B, L) matrix, padded at the end to the longest of them."""
+    starts, lengths = windows.starts[rows, None], (windows.ends - windows.starts)[rows, None]
+    columns = np.arange(int(lengths.max()))[None]
+    inside = columns < lengths
+    flat = tokens[np.where(inside, starts + columns, 0)]
+    return torch.from_numpy(np.where(inside, flat, pad).astype(np.int64))
+
+
+def make_batch(
+    task: Task,
+    tokens: NDArray[np.int32],
+    windows: Windows,
+    rows: NDArray[np.int64],
+    pad: int,
+    generator: torch.Generator,
+) -> Batch:
+    sequences = gather(tokens, windows, rows, pad)
+    inputs, hidden = task.hide(sequences, generator)
+    at = hidden.flatten().nonzero()[:, 0]
+    return Batch(inputs, at, sequences.flatten()[at])

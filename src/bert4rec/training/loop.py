@@ -1,0 +1,275 @@
+"""The training loop: stages, schedule, validation, early stopping, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert4rec.config import Config
+from bert4rec.data.splits import Questions, Split
+from bert4rec.evaluation.evaluate import full_ranks
+from bert4rec.evaluation.metrics import METRICS
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.training.batches import Task, cloze_task, epoch_order, last_item_task, make_batch
+from bert4rec.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    load_checkpoint,
+    optimizer_tensors,
+    restore_optimizer,
+    save_checkpoint,
+)
+from bert4rec.training.losses import cross_entropy
+from bert4rec.training.progress import TrainingDisplay
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    task: Task
+    epochs: int
+    learning_rate: float
+    warmup_steps: int
+    patience: int | None
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; the checkpoint is saved and `--resume` goes on from it."""
+
+
+def stages_of(split: Split, config: Config) -> list[Stage]:
+    first, second = config.training, config.second_stage
+    cloze = cloze_task(split.train, split.n_items, config)
+    stages = [
+        Stage("cloze", cloze, first.epochs, first.learning_rate, first.warmup_steps, first.patience)
+    ]
+    if second.epochs:
+        task = last_item_task(split.train, split.n_items, config)
+        stages.append(
+            Stage(
+                "last-item",
+                task,
+                second.epochs,
+                second.learning_rate,
+                second.warmup_steps,
+                second.patience,
+            )
+        )
+    return stages
+
+
+def train(
+    model: BERT4Rec,
+    split: Split,
+    config: Config,
+    run: Path,
+    display: TrainingDisplay,
+    *,
+    identity: dict[str, Any],
+    resume: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
+    trainer = _Trainer(model, split, config, run, display, identity, should_stop)
+    if resume:
+        trainer.restore()
+    else:
+        display.rewind_log([])
+    for number, stage in enumerate(trainer.stages):
+        if number == trainer.progress.stage:
+            trainer.run_stage(stage)
+    model.load_state_dict(trainer.best)
+    model.eval()
+    return trainer.progress
+
+
+class _Trainer:
+    """The state that the steps of one run share."""
+
+    def __init__(
+        self,
+        model: BERT4Rec,
+        split: Split,
+        config: Config,
+        run: Path,
+        display: TrainingDisplay,
+        identity: dict[str, Any],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.model, self.split, self.config = model, split, config
+        self.run, self.display, self.identity = run, display, identity
+        self.should_stop = should_stop
+        self.stages = stages_of(split, config)
+        self.questions = validation_sample(split, config)
+        self.progress = Progress()
+        self.best = _copy(model)
+        self.optimizer = _optimizer(model, config)
+        self.last_save = time.monotonic()
+
+    def restore(self) -> None:
+        checkpoint = load_checkpoint(self.run)
+        if checkpoint is None:
+            raise ValueError(f"{self.run} has no checkpoint to resume from: train without --resume")
+        if checkpoint.identity != self.identity:
+            differing = _differences(checkpoint.identity, self.identity)
+            raise ValueError(
+                f"the checkpoint in {self.run} belongs to another run (different: {differing}): "
+                "resume with the same data and settings, or train into another directory"
+            )
+        self.progress, self.best = checkpoint.progress, checkpoint.best
+        self.model.load_state_dict(checkpoint.weights)
+        restore_optimizer(self.optimizer, self.model, checkpoint.optimizer)
+        self.display.rewind_log(self.progress.history)
+
+    def save(self) -> None:
+        optimizer = optimizer_tensors(self.optimizer, self.model)
+        weights = self.model.state_dict()
+        state = Checkpoint(self.progress, weights, optimizer, self.best, self.identity)
+        save_checkpoint(self.run, state)
+        self.last_save = time.monotonic()
+
+    def run_stage(self, stage: Stage) -> None:
+        progress = self.progress
+        seed = self.config.training.seed
+        n_windows = len(stage.task.windows(np.random.default_rng(0)))
+        steps_an_epoch = -(-n_windows // self.config.training.batch_size)
+        total = stage.epochs * steps_an_epoch
+        self.display.stage(stage.name, progress.step, total)
+        if progress.stage > 0 and progress.step == 0:
+            self.model.load_state_dict(self.best)  # from the best of the stage before, not its last
+        has_patience_left = True
+        while progress.epoch < stage.epochs and has_patience_left:
+            generator = np.random.default_rng([seed, progress.stage, progress.epoch])
+            windows = stage.task.windows(generator)
+            order = epoch_order(windows, self.config.training.batch_size, generator)
+            for rows in order[progress.batch :]:
+                started = time.monotonic()
+                step_seed = _seed_of(seed, progress.stage, progress.step)
+                masks = torch.Generator().manual_seed(step_seed)
+                batch = make_batch(
+                    stage.task, self.split.train.tokens, windows, rows, self.model.pad, masks
+                )
+                torch.manual_seed(step_seed ^ 1)  # for dropout
+                for group in self.optimizer.param_groups:
+                    group["lr"] = _learning_rate(stage, progress.step, total)
+                progress.loss_sum += self._step(batch.tokens, batch.at, batch.targets)
+                progress.step += 1
+                progress.batch += 1
+                progress.sequences += len(rows)
+                progress.seconds += time.monotonic() - started
+                self.display.step(progress.step, progress.epoch + 1, progress.mean_loss, len(rows))
+                self._stop_or_save()
+            progress.epoch += 1
+            every = self.config.training.validate_every
+            if progress.epoch % every == 0 or progress.epoch == stage.epochs:
+                self._validate(stage, _learning_rate(stage, progress.step, total))
+                patience = stage.patience
+                has_patience_left = patience is None or progress.bad_validations < patience
+            progress.batch, progress.loss_sum = 0, 0.0
+            if progress.epoch % every == 0 and has_patience_left:
+                self.save()
+        progress.stage += 1
+        progress.epoch = progress.step = progress.batch = progress.bad_validations = 0
+        self.optimizer = _optimizer(self.model, self.config)  # the next stage starts afresh
+        self.save()
+
+    def _step(self, tokens: Tensor, at: Tensor, targets: Tensor) -> float:
+        self.model.train()
+        loss = cross_entropy(self.model.asked(tokens, at), *self.model.output(), targets)
+        if not bool(loss.isfinite()):
+            raise ValueError(
+                "the loss is no longer a number: lower training.learning_rate and train again"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.detach())
+
+    def _validate(self, stage: Stage, learning_rate: float) -> None:
+        progress, started = self.progress, time.monotonic()
+        exclude_seen = self.config.evaluation.exclude_seen
+        ranks = full_ranks(self.model, self.questions, exclude_seen=exclude_seen)
+        ndcg, hit_rate = (float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR"))
+        progress.seconds += time.monotonic() - started
+        is_best = ndcg > progress.best
+        if is_best:
+            progress.best, progress.bad_validations = ndcg, 0
+            progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
+            self.best = _copy(self.model)
+        else:
+            progress.bad_validations += 1
+        event: dict[str, float | int | str] = {
+            "stage": stage.name,
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "loss": progress.mean_loss,
+            "ndcg@10": ndcg,
+            "hr@10": hit_rate,
+            "learning_rate": learning_rate,
+            "seconds": round(progress.seconds, 3),
+            "sequences_per_second": round(progress.sequences / progress.seconds, 1),
+        }
+        progress.history.append(event)
+        self.display.validated(event, is_best)
+
+    def _stop_or_save(self) -> None:
+        if self.should_stop():
+            self.save()
+            raise Interrupted
+        if time.monotonic() - self.last_save > 60 * self.config.training.checkpoint_minutes:
+            self.save()
+
+
+def validation_sample(split: Split, config: Config) -> Questions:
+    n = config.training.validation_users
+    questions = split.validation
+    if not len(questions):
+        raise ValueError(
+            "nobody is left to validate on: no user has three or more actions; "
+            "use more data or weaker filters"
+        )
+    return questions if n is None else questions.sample(n, config.training.seed)
+
+
+def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """AdamW with the paper's exclusions: no decay on biases and LayerNorm."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": config.training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.training.learning_rate, fused=True)
+
+
+def _learning_rate(stage: Stage, step: int, total: int) -> float:
+    """Linear warm-up, then linear decay to zero at the end of the stage."""
+    warm = min(1.0, (step + 1) / (stage.warmup_steps + 1))
+    return stage.learning_rate * warm * max(0.0, 1 - step / total)
+
+
+def _seed_of(seed: int, stage: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, stage, step]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _copy(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> str:
+    names = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(key), theirs.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names.append(_differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            names.append(f"{prefix}{key}")
+    return ", ".join(name for name in names if name)

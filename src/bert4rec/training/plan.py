@@ -1,0 +1,111 @@
+"""How much memory a training run will need, before it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert4rec.config import Config
+from bert4rec.training.losses import BLOCK_BYTES
+
+FLOAT = 4
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    parameters: int  # bytes, as the ones below
+    optimizer: int  # gradients and AdamW's two moments
+    batch: int  # activations and their gradients for the largest batch
+    process: int = 400 * 2**20  # Python, torch and the data that is mapped
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.batch + self.process
+
+    def __str__(self) -> str:
+        return (
+            f"memory plan: {_size(self.total)} = parameters {_size(self.parameters)} + optimiser "
+            f"{_size(self.optimizer)} + largest batch {_size(self.batch)} + process "
+            f"{_size(self.process)}"
+        )
+
+
+def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
+    """An estimate from the shapes; `longest` is the longest training history."""
+    model, training = config.model, config.training
+    length = min(model.max_len, longest)
+    positions = training.batch_size * length
+    n_parameters = (
+        (n_items + 2 + model.max_len) * model.dim
+        + n_items
+        + model.layers * (12 * model.dim**2 + 13 * model.dim)
+        + model.dim**2
+        + 5 * model.dim
+    )
+    # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
+    # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
+    kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
+    if model.attention_dropout:  # no fused kernel: scores, probabilities, mask and product are kept
+        kept += model.layers * 4 * positions * length * model.heads * FLOAT
+    asked = int(positions * training.mask_ratio) + training.batch_size
+    loss = 2 * max(BLOCK_BYTES, 16 * n_items * FLOAT) + n_items * model.dim * FLOAT
+    loss += 4 * asked * model.dim * FLOAT
+    return MemoryPlan(n_parameters * FLOAT, 3 * n_parameters * FLOAT, int(1.3 * kept) + loss)
+
+
+def check_memory(config: Config, n_items: int, longest: int, available: int | None) -> MemoryPlan:
+    """The plan; a ValueError that says which settings would fit when this one does not."""
+    plan = plan_memory(config, n_items, longest)
+    if available is None or plan.total <= available:
+        return plan
+    raise ValueError(
+        f"this run needs about {_size(plan.total)} of memory and {_size(available)} are free. "
+        f"{plan}. {_advice(config, n_items, longest, available)}"
+    )
+
+
+def _advice(config: Config, n_items: int, longest: int, available: int) -> str:
+    def fits(section: str, **changes: float) -> bool:
+        settings = getattr(config, section).model_copy(update=changes)
+        smaller = config.model_copy(update={section: settings})
+        return plan_memory(smaller, n_items, longest).total <= available
+
+    ideas = []
+    for key, section, smallest in (
+        ("batch_size", "training", 1),
+        ("max_len", "model", 10),
+        ("dim", "model", 8),
+    ):
+        value = getattr(getattr(config, section), key) // 2
+        while value >= smallest and not fits(section, **{key: value}):
+            value //= 2
+        if value >= smallest:
+            ideas.append(f"--set {section}.{key}={value}")
+    if config.model.attention_dropout and fits("model", attention_dropout=0.0):
+        ideas.append("--set model.attention_dropout=0")
+    if not ideas:
+        return (
+            "No single smaller setting fits: drop rare items (--min-item) or use a larger machine."
+        )
+    return "Each of these alone would fit: " + ", ".join(ideas) + "."
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still take: free memory, or a container's limit if lower."""
+    limits = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    elif "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        limits.append(int(text) - int(used.read_text()))
+    return min(limits, default=None)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB / 10 else f"{n_bytes / 2**20:.0f} MiB"

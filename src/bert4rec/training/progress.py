@@ -1,0 +1,109 @@
+"""What a person sees of a training run, and what is kept of it.
+
+On a terminal a live line with a bar; elsewhere plain lines. `log.jsonl` always gets one JSON object
+an event, and TensorBoard the same numbers when asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+PLAIN_LINE_EVERY = 30.0  # seconds between two lines where there is no terminal
+
+
+class TrainingDisplay:
+    """Live view and log of one run. `step` is called once a step and must cost next to nothing."""
+
+    def __init__(
+        self, run: Path, console: Console | None = None, tensorboard: bool = False
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self.log_path = run / "log.jsonl"
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            refresh_per_second=4,
+        )
+        self._writer = _tensorboard_writer(run / "tensorboard") if tensorboard else None
+        self._ndcg = float("nan")
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        if self._writer is not None:
+            self._writer.close()
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        """A stage begins, or goes on after `done` of its `total` steps."""
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._task = self._bar.add_task(name, total=total, completed=done, facts="")
+        self._name, self._total = name, total
+        self._started, self._done_at_start, self._sequences = time.monotonic(), done, 0
+
+    def step(self, done: int, epoch: int, loss: float, n_sequences: int) -> None:
+        self._sequences += n_sequences
+        now = time.monotonic()
+        rate = self._sequences / max(now - self._started, 1e-9)
+        facts = f"epoch {epoch}  loss {loss:.3f}  NDCG@10 {self._ndcg:.4f}  {rate:,.0f} seq/s"
+        self._bar.update(self._task, completed=done, facts=facts)
+        if not self.console.is_terminal and now - self._last_line > PLAIN_LINE_EVERY:
+            steps = done - self._done_at_start
+            left = (now - self._started) / max(steps, 1) * (self._total - done)
+            self.say(f"{self._name}: {facts}  at most {left / 60:.0f} min left")
+
+    def validated(self, event: dict[str, Any], is_best: bool) -> None:
+        self._ndcg = float(event["ndcg@10"])
+        mark = "  best so far" if is_best else ""
+        self.say(
+            f"{event['stage']}: epoch {event['epoch']}  loss {event['loss']:.3f}  validation "
+            f"NDCG@10 {event['ndcg@10']:.4f}  HR@10 {event['hr@10']:.4f}  "
+            f"{event['sequences_per_second']:,.0f} seq/s  {event['seconds'] / 60:.1f} min{mark}"
+        )
+        self.log(event)
+        if self._writer is not None:
+            for key in ("loss", "ndcg@10", "hr@10", "learning_rate"):
+                self._writer.add_scalar(f"{event['stage']}/{key}", event[key], event["step"])
+
+    def say(self, line: str) -> None:
+        self._last_line = time.monotonic()
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    def log(self, event: dict[str, Any]) -> None:
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def rewind_log(self, events: list[dict[str, Any]]) -> None:
+        """Start the log from the checkpoint's history: what came after it will happen again."""
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        self.log_path.write_text(text, encoding="utf-8")
+
+
+def _tensorboard_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "TensorBoard is not installed: pip install 'bert4rec[lab]', or leave out --tensorboard"
+        ) from None
+    return SummaryWriter(folder)
