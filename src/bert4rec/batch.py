@@ -1,0 +1,78 @@
+"""Recommendations for many users into one file, a batch at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from bert4rec.data.sequences import Sequences
+from bert4rec.recommender import Recommender
+
+FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
+CHUNK = 256  # users held in memory at a time
+
+
+def recommend_users(
+    recommender: Recommender,
+    sequences: Sequences,
+    out: str | Path,
+    *,
+    k: int = 10,
+    exclude_seen: bool = True,
+    allow: Iterable[object] | None = None,
+    block: Iterable[object] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """One row a recommendation, users in the order of `sequences`; returns the number of rows.
+
+    The file appears under its name when it is complete.
+    """
+    out = Path(out)
+    if out.suffix not in FORMATS:
+        raise ValueError(f"{out}: end the name in one of {', '.join(FORMATS)} to choose a format")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out}: the folder {out.parent} does not exist")
+    allowed = None if allow is None else list(allow)
+    blocked = None if block is None else list(block)
+    histories = (_raw_history(sequences, row) for row in range(sequences.n_users))
+    answers = recommender.recommend_many(histories, k, exclude_seen, allowed, blocked)
+    user_type = "BIGINT" if sequences.user_id_type == "int" else "VARCHAR"
+    item_type = "BIGINT" if recommender.vocabulary.id_type == "int" else "VARCHAR"
+    n_rows = 0
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
+        with duckdb.connect(str(Path(folder) / "rows.duckdb")) as database:
+            database.execute(
+                f'CREATE TABLE rows ("user" {user_type}, rank INTEGER, item {item_type}, '
+                "score FLOAT, probability FLOAT, title VARCHAR, is_fallback BOOLEAN)"
+            )
+            for first, rows in _chunks(sequences, answers):
+                database.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                n_rows += len(rows)
+                if on_progress is not None:
+                    on_progress(min(first + CHUNK, sequences.n_users), sequences.n_users)
+            finished = Path(folder) / out.name
+            path = str(finished).replace("'", "''")
+            database.execute(f"COPY rows TO '{path}' ({FORMATS[out.suffix]})")
+        finished.replace(out)
+    return n_rows
+
+
+def _raw_history(sequences: Sequences, row: int) -> list[str | int]:
+    return [sequences.vocabulary.raw(token) for token in sequences[row].tolist()]
+
+
+def _chunks(
+    sequences: Sequences, answers: Iterator[Any]
+) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
+    for first in range(0, sequences.n_users, CHUNK):
+        rows = []
+        for user in sequences.user_ids[first : first + CHUNK]:
+            answer = next(answers)
+            for rank, found in enumerate(answer, 1):
+                facts = (found.item, found.score, found.probability, found.title)
+                rows.append((user, rank, *facts, answer.is_fallback))
+        yield first, rows

@@ -1,0 +1,53 @@
+"""The command line. A verb parses, calls one library function and prints.
+
+Nothing heavy is imported at the top of these files: `--help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from bert4rec.cli import answers, data, models
+from bert4rec.cli.console import errors
+
+app = typer.Typer(
+    name="bert4rec",
+    help="Recommend the next item from what a person did so far.\n\n"
+    "Start with [bold]bert4rec demo[/bold], or with your own table of clicks: "
+    "[bold]bert4rec train clicks.csv[/bold]",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models.add_to(app)
+answers.add_to(app)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    try:
+        app()
+    except ValueError as error:  # a mistake in the input: the message says what to do
+        errors.print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False)
+        sys.exit(1)
+    except OSError as error:
+        errors.print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        sys.exit(130)
+
+
+def _plain(text: str) -> str:
+    """The message without markup of its own: it may quote a hostile title or id."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if os.environ.get("BERT4REC_DEBUG"):  # a whole traceback, for whoever reports a bug
+    main = app

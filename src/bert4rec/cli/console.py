@@ -1,0 +1,82 @@
+"""Where the commands print, and the options that several of them share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+output = Console()
+errors = Console(stderr=True)
+
+TABLE = "How to read the table"
+UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
+ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
+]
+RatingColumn = Annotated[
+    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
+]
+Delimiter = Annotated[
+    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
+    ),
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
+]
+OnBadRows = Annotated[
+    Literal["error", "skip"],
+    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
+]
+Items = Annotated[
+    str | None,
+    typer.Option(
+        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
+    ),
+]
+Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated."),
+]
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on standard error that is fed (done, total) and leaves nothing behind."""
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(description), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=errors, transient=True, disable=not errors.is_terminal
+    ) as progress:
+        task = progress.add_task(description, total=None)
+
+        def update(done: int, total: int | None) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield update
+
+
+def say(message: str) -> None:
+    """A line about what is going on, on standard error, so that results can be piped."""
+    errors.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,292 @@
+"""Verbs that make and judge models: train, demo, evaluate, compare, recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bert4rec.cli.console import (
+    ConfigFile,
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    Items,
+    OnBadRows,
+    Overrides,
+    RatingColumn,
+    Recipe,
+    TimeColumn,
+    UserColumn,
+    errors,
+    output,
+    progress_bar,
+    say,
+)
+
+if TYPE_CHECKING:
+    from bert4rec.config import Config
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.pipeline import Outcome
+
+DATA_HELP = (
+    "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
+    "a prepared folder, `demo`, or a name from `bert4rec data list`."
+)
+EXIT_INTERRUPTED = 130
+
+
+def train(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/model"),
+    recipe: Recipe = "default",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is there already.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    rating: RatingColumn = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    on_bad_rows: OnBadRows = "error",
+    items: Items = None,
+) -> None:
+    """Train a model on a table of interactions, evaluate it and save it.
+
+    Filters are settings too: --set data.min_item_actions=5 --set data.min_rating=4
+    """
+    from bert4rec.config import load_config
+    from bert4rec.data.sources import Reading, open_data
+
+    settings = load_config(recipe, config, overrides or ())
+    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
+    with progress_bar("downloading") as on_download:
+        sequences = open_data(data, settings.data, reading, say=say, on_download=on_download)
+    _describe(sequences)
+    outcome = _train(
+        sequences, settings, out, f"{data} --out {out}", resume, overwrite, tensorboard, threads
+    )
+    _show(outcome, out)
+    history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
+    _next_commands(
+        f"bert4rec recommend {out} --history {history}",
+        f"bert4rec recommend {out} --users all --out recs.parquet",
+        f"bert4rec compare {out}/baselines/markov {out}",
+    )
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo"),
+) -> None:
+    """Train, evaluate and recommend on the embedded data set, in about two minutes."""
+    from rich.table import Table
+
+    from bert4rec.config import load_config
+    from bert4rec.data.demo import best_possible
+    from bert4rec.data.sources import open_data
+
+    sequences = open_data("demo", say=say)
+    _describe(sequences)
+    outcome = _train(sequences, load_config("demo"), out, "demo", False, True, False, None)
+    _show(outcome, out)
+    best = best_possible()
+    output.print(
+        f"The best possible on this data, knowing how it was made: "
+        f"HR@10 {best['HR@10']:.4f}, NDCG@10 {best['NDCG@10']:.4f}.\n"
+    )
+    vocabulary, last = sequences.vocabulary, sequences[0]
+    watched = [vocabulary.raw(token) for token in last.tolist()][-8:]
+    table = Table(title="Ten recommendations for a person who watched …", title_justify="left")
+    for column in ("", "title", "probability"):
+        table.add_column(column)
+    for token in last.tolist()[-8:]:
+        table.add_row("[dim]watched[/dim]", f"[dim]{vocabulary.title(token)}[/dim]", "")
+    for place, found in enumerate(outcome.recommender.recommend(watched, 10), 1):
+        table.add_row(str(place), found.title, f"{found.probability:.1%}")
+    output.print(table)
+    ids = ",".join(str(raw) for raw in watched)
+    _next_commands(
+        f"bert4rec recommend {out} --history {ids}",
+        f"bert4rec explain {out} --history {ids} --item {found.item}",
+        f"bert4rec compare {out}/baselines/markov {out}",
+        "bert4rec train your_clicks.csv",
+    )
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Directory of a trained model.")],
+    data: Annotated[
+        str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
+    ] = None,
+    questions: Annotated[
+        Literal["test", "validation"],
+        typer.Option("--on", help="Which held-out items to ask about."),
+    ] = "test",
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Save metrics.json and per_user.parquet here.")
+    ] = None,
+) -> None:
+    """Evaluate a trained model again, with other settings if you like.
+
+    For example --set evaluation.exclude_seen=false --set evaluation.ks=[10,50]
+    """
+    from bert4rec.config import override_config
+    from bert4rec.evaluation.report import metric_table
+    from bert4rec.pipeline import evaluate_questions, save_evaluation, split_of
+    from bert4rec.recommender import Recommender
+
+    recommender = Recommender.load(model)
+    settings = override_config(recommender.config, overrides or ())
+    sequences = training_data(recommender.about, data)
+    split = split_of(recommender, sequences)
+    with progress_bar("evaluating") as update:
+        asked = split.test if questions == "test" else split.validation
+        result = evaluate_questions(recommender.model, asked, split, settings, update)
+    output.print(metric_table(result, f"{model}, {questions} items"))
+    if out is not None:
+        save_evaluation(result, sequences, out)
+        say(f"saved to {out}")
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="Directory of an evaluated model.")],
+    run_b: Annotated[Path, typer.Argument(help="Directory of another one.")],
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="May be repeated. [default: HR@10, NDCG@10, MRR]"),
+    ] = None,
+    protocol: Annotated[
+        Literal["full", "popularity", "uniform"], typer.Option(help="Which ranks to compare.")
+    ] = "full",
+) -> None:
+    """Is run B better than run A? Paired bootstrap over the users that both were asked about."""
+    from bert4rec.evaluation.compare import compare as compare_runs
+    from bert4rec.evaluation.report import comparison_table
+
+    comparison = compare_runs(run_a, run_b, metrics or ("HR@10", "NDCG@10", "MRR"), protocol)
+    output.print(comparison_table(comparison))
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None,
+) -> None:
+    """List the ready-made settings, or show one as TOML, a start for your own --config file."""
+    from bert4rec.config import recipe_names, recipe_text
+
+    if name is None:
+        for each in recipe_names():
+            first_line = recipe_text(each).splitlines()[0].removeprefix("# ")
+            output.print(f"[bold]{each:<14}[/bold]{first_line}", highlight=False)
+    else:
+        output.print(recipe_text(name), markup=False, highlight=False, end="")
+
+
+def training_data(about: dict[str, object], named: str | None) -> Sequences:
+    """The prepared data of a model: where it was at training time, or where the user says."""
+    from bert4rec.data.sequences import Sequences
+
+    facts = about["data"]
+    assert isinstance(facts, dict)
+    place = named or facts["directory"]
+    if place is None or not (Path(place) / "meta.json").is_file():
+        raise ValueError(
+            f"the prepared data of this model is not at {place}: run `bert4rec data prepare` on "
+            f"{facts['source']} with the same filters and pass its folder with --data"
+        )
+    return Sequences.load(place)
+
+
+def _train(
+    sequences: Sequences,
+    settings: Config,
+    out: Path,
+    command: str,
+    resume: bool,
+    overwrite: bool,
+    tensorboard: bool,
+    threads: int | None,
+) -> Outcome:
+    import torch
+
+    from bert4rec.pipeline import train_recommender
+    from bert4rec.training.loop import Interrupted
+
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads is {threads}: use one or more")
+        torch.set_num_threads(threads)
+    try:
+        with progress_bar("evaluating") as on_evaluation:
+            return train_recommender(
+                sequences,
+                settings,
+                out,
+                resume=resume,
+                overwrite=overwrite,
+                tensorboard=tensorboard,
+                console=errors,
+                on_evaluation=on_evaluation,
+            )
+    except Interrupted:
+        errors.print(
+            f"Stopped; everything so far is saved in {out}. Go on with the same command and "
+            f"[bold]--resume[/bold]: bert4rec train {command} … --resume",
+            highlight=False,
+        )
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _describe(sequences: Sequences) -> None:
+    say(
+        f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
+        f"{sequences.n_interactions:,} interactions"
+    )
+
+
+def _show(outcome: Outcome, out: Path) -> None:
+    from rich.table import Table
+
+    from bert4rec.evaluation.report import column_title, figure, metric_table
+
+    output.print(metric_table(outcome.evaluation, "Test items"))
+    table = Table(title="Against simple rivals", title_justify="left")
+    table.add_column("model")
+    rivals = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
+    for protocol in outcome.evaluation.metrics:
+        for metric in ("HR@10", "NDCG@10"):
+            title = column_title(protocol, outcome.evaluation)
+            table.add_column(f"{metric}\n{title}", justify="right")
+    for name, evaluation in rivals.items():
+        cells = [
+            figure(evaluation.value(metric, protocol))
+            for protocol in evaluation.metrics
+            for metric in ("HR@10", "NDCG@10")
+        ]
+        table.add_row(name, *cells)
+    output.print(table)
+    output.print(f"The model, its metrics and per-user results are in [bold]{out}[/bold].\n")
+
+
+def _next_commands(*commands: str) -> None:
+    output.print("Next:")
+    for command in commands:
+        output.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    for verb in (demo, train, evaluate, compare, recipes):
+        app.command()(verb)

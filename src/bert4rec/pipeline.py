@@ -1,0 +1,203 @@
+"""The whole way from sequences to a trained, evaluated and saved model."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bert4rec import __version__
+from bert4rec.config import Config
+from bert4rec.data.sequences import Sequences
+from bert4rec.data.splits import SPLITS, Questions, Split
+from bert4rec.durable import MANIFEST
+from bert4rec.evaluation.evaluate import evaluate
+from bert4rec.evaluation.result import Evaluation
+from bert4rec.models import COUNTED, LEARNED, MODELS, Model
+from bert4rec.recommender import Recommender
+from bert4rec.training.checkpoint import delete_checkpoints
+from bert4rec.training.loop import train
+from bert4rec.training.plan import available_memory, check_memory
+from bert4rec.training.progress import TrainingDisplay
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    recommender: Recommender
+    evaluation: Evaluation
+    baselines: dict[str, Evaluation]
+
+
+def train_recommender(
+    sequences: Sequences,
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    tensorboard: bool = False,
+    console: Console | None = None,
+    on_evaluation: OnProgress | None = None,
+) -> Outcome:
+    """Train, evaluate on the test items beside popularity and a Markov chain, and save to `out`."""
+    out = Path(out)
+    if config.model.name not in MODELS:
+        raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
+    if (out / MANIFEST).exists() and not overwrite:
+        raise ValueError(
+            f"{out} holds a finished model: name another directory, or pass --overwrite"
+        )
+    if (out / "checkpoints").is_dir() and not (resume or overwrite):
+        raise ValueError(
+            f"{out} holds a training that was interrupted: pass --resume to go on with it, "
+            "or --overwrite to start anew"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    split = SPLITS[config.data.split](sequences)
+    _check_questions(split)
+    model, facts = _fit(split, sequences, config, out, resume, tensorboard, console)
+    about = _about(sequences, config) | facts
+    recommender = Recommender(model, sequences.vocabulary, config, about)
+    evaluation = evaluate_questions(model, split.test, split, config, on_evaluation)
+    save_evaluation(evaluation, sequences, out)
+    baselines = {}
+    for name in COUNTED.keys() - {config.model.name}:
+        baseline = COUNTED[name].fit(split.train, split.n_items)
+        baselines[name] = evaluate_questions(baseline, split.test, split, config)
+        save_evaluation(baselines[name], sequences, out / "baselines" / name)
+    recommender.save(out)
+    delete_checkpoints(out)
+    return Outcome(recommender, evaluation, dict(sorted(baselines.items())))
+
+
+def evaluate_questions(
+    model: Model,
+    questions: Questions,
+    split: Split,
+    config: Config,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    settings = config.evaluation
+    return evaluate(
+        model,
+        questions,
+        train_counts=split.train_counts,
+        ks=settings.ks,
+        exclude_seen=settings.exclude_seen,
+        n_negatives=settings.n_negatives,
+        seed=settings.seed,
+        bootstrap=settings.bootstrap,
+        progress=on_progress,
+    )
+
+
+def split_of(recommender: Recommender, sequences: Sequences) -> Split:
+    """The split that the model was trained on; a ValueError for any other data."""
+    if sequences.fingerprint != recommender.about["data"]["fingerprint"]:
+        raise ValueError(
+            "this is not the data that the model was trained on (its fingerprint differs): "
+            "the held-out items would be others, and some of them may have been trained on"
+        )
+    return SPLITS[recommender.config.data.split](sequences)
+
+
+def _fit(
+    split: Split,
+    sequences: Sequences,
+    config: Config,
+    out: Path,
+    resume: bool,
+    tensorboard: bool,
+    console: Console | None,
+) -> tuple[Model, dict[str, Any]]:
+    if config.model.name in COUNTED:
+        return COUNTED[config.model.name].fit(split.train, split.n_items), {}
+    longest = int(split.train.lengths.max())
+    plan = check_memory(config, split.n_items, longest, available_memory())
+    torch.manual_seed(config.training.seed)
+    model = LEARNED[config.model.name](split.n_items, config.model)
+    identity = {"config": config.model_dump(mode="json"), "data": sequences.fingerprint}
+    if not resume:
+        delete_checkpoints(out)
+    with TrainingDisplay(out, console, tensorboard) as display, _stop_on_signal() as should_stop:
+        display.say(str(plan))
+        progress = train(
+            model,
+            split,
+            config,
+            out,
+            display,
+            identity=identity,
+            resume=resume,
+            should_stop=should_stop,
+        )
+    return model, {
+        "training": {
+            "seconds": round(progress.seconds, 1),
+            "sequences": progress.sequences,
+            "best_validation_ndcg@10": progress.best,
+            "best_stage": progress.best_stage,
+            "best_epoch": progress.best_epoch,
+            "n_parameters": sum(p.numel() for p in model.parameters()),
+        }
+    }
+
+
+@contextlib.contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """True after Ctrl-C or SIGTERM; a second Ctrl-C ends the program at once, as usual."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, signal.default_int_handler)
+
+    try:
+        before = {n: signal.signal(n, receive) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: whoever runs us handles signals
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_questions(split: Split) -> None:
+    if not len(split.test):
+        raise ValueError(
+            "nobody is left to test on: leave-one-out needs users with three or more actions, "
+            "and a global-time split users with actions in each period; use more data"
+        )
+
+
+def _about(sequences: Sequences, config: Config) -> dict[str, Any]:
+    return {
+        "bert4rec_version": __version__,
+        "torch_version": str(torch.__version__),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": {
+            "fingerprint": sequences.fingerprint,
+            "directory": None if sequences.directory is None else str(sequences.directory),
+            "source": sequences.meta.get("source"),
+            "dropped": sequences.meta.get("dropped", []),
+            "n_users": sequences.n_users,
+            "n_interactions": sequences.n_interactions,
+        },
+    }
+
+
+def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> None:
+    items = [sequences.vocabulary.raw(token) for token in range(sequences.n_items)]
+    evaluation.save(out, user_ids=sequences.user_ids, item_ids=items)

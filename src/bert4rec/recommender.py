@@ -1,0 +1,250 @@
+"""Raw ids in; raw ids, scores, titles and reasons out, by the same `score` that was evaluated.
+
+A model on disk is a directory: `config.json`, `model.safetensors`, `items.parquet`, `about.json`,
+`metrics.json` when it was evaluated, and `manifest.json`, written last, which vouches for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from bert4rec.config import Config, parse_config
+from bert4rec.data.sequences import Vocabulary
+from bert4rec.durable import MANIFEST, verify_manifest, write_file, write_manifest
+from bert4rec.models import MODELS, Model
+from bert4rec.models.bert4rec import BERT4Rec
+
+FORMAT_VERSION = 1
+BATCH = 256
+RawId = str | int
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    item: RawId
+    score: float
+    probability: float  # the model's, over the whole catalogue, before any filter
+    title: str | None
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    items: list[Recommendation]
+    unknown: list[object]  # ids of the history that the model has never seen; they were skipped
+    is_fallback: bool  # nothing known to go by: these are the most popular items
+
+    def __iter__(self) -> Iterator[Recommendation]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Influence:
+    item: RawId
+    title: str | None
+    influence: float  # log-probability of the explained item with this one, minus without it
+
+
+@dataclass(frozen=True)
+class Explanation:
+    item: RawId
+    title: str | None
+    probability: float
+    influences: list[Influence]  # in the order of the history
+    attention: Tensor | None  # (layers, heads, n, n) over the influences' items and [MASK], if any
+
+
+class Recommender:
+    """A trained model together with the names of its items."""
+
+    def __init__(
+        self, model: Model, vocabulary: Vocabulary, config: Config, about: dict[str, Any]
+    ) -> None:
+        assert model.n_items == len(vocabulary)
+        self.model, self.vocabulary, self.config, self.about = model, vocabulary, config, about
+        counts = torch.from_numpy(vocabulary.counts).float()
+        self._popularity = counts.clamp(min=0.5).log()  # log-counts; their softmax is the share
+
+    def recommend(
+        self,
+        history: Iterable[object],
+        k: int = 10,
+        exclude_seen: bool = True,
+        allow: Iterable[object] | None = None,
+        block: Iterable[object] | None = None,
+    ) -> Recommendations:
+        """The `k` best next items for one history of raw ids, oldest first."""
+        if isinstance(history, str | bytes):
+            raise ValueError(f"history is {history!r}: pass a list of item ids, oldest first")
+        return next(self.recommend_many([history], k, exclude_seen, allow, block))
+
+    def recommend_many(
+        self,
+        histories: Iterable[Iterable[object]],
+        k: int = 10,
+        exclude_seen: bool = True,
+        allow: Iterable[object] | None = None,
+        block: Iterable[object] | None = None,
+    ) -> Iterator[Recommendations]:
+        """One answer a history, in order; histories are read and answered a batch at a time."""
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is {k!r}: ask for one item or more")
+        excluded = self._excluded(allow, block)
+        source = iter(histories)
+        while batch := list(islice(source, BATCH)):
+            yield from self._answer(batch, k, exclude_seen, excluded)
+
+    def similar(self, item: object, k: int = 10) -> list[Recommendation]:
+        """Items whose vectors point the same way; the score is the cosine."""
+        token = self._token_or_error(item)
+        vectors = torch.nn.functional.normalize(self._bert4rec("similar").item_vectors(), dim=1)
+        cosines = vectors @ vectors[token]
+        cosines[token] = -torch.inf
+        best = cosines.topk(min(k, len(self.vocabulary) - 1))
+        return [
+            Recommendation(self.vocabulary.raw(t), s, float("nan"), self.vocabulary.title(t))
+            for t, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def explain(self, history: Iterable[object], item: object) -> Explanation:
+        """What each history item adds to `item`, by leaving it out, and where attention went."""
+        token = self._token_or_error(item)
+        known, _ = self.vocabulary.encode(history)
+        read = known[-(self.config.model.max_len - 1) :]
+        if not read:
+            raise ValueError("history holds no known item: there is nothing to explain")
+        without_each = [read[:i] + read[i + 1 :] for i in range(len(read))]
+        log_p = self._scores([read, *without_each]).log_softmax(1)[:, token]
+        influences = [
+            Influence(
+                self.vocabulary.raw(t), self.vocabulary.title(t), float(log_p[0] - log_p[i + 1])
+            )
+            for i, t in enumerate(read)
+        ]
+        attention = None
+        if isinstance(self.model, BERT4Rec):
+            attention = self.model.attention(torch.tensor(read))
+        raw, title = self.vocabulary.raw(token), self.vocabulary.title(token)
+        return Explanation(raw, title, float(log_p[0].exp()), influences, attention)
+
+    def _answer(
+        self, histories: list[Iterable[object]], k: int, exclude_seen: bool, excluded: Tensor
+    ) -> Iterator[Recommendations]:
+        encoded = [self.vocabulary.encode(history) for history in histories]
+        known = [tokens for tokens, _ in encoded]
+        scores = self._scores(known)
+        log_total = scores.logsumexp(1)
+        hidden = excluded.repeat(len(known), 1)
+        if exclude_seen:
+            rows = [row for row, tokens in enumerate(known) for _ in tokens]
+            hidden[rows, [token for tokens in known for token in tokens]] = True
+        n_left = (~hidden).sum(1).tolist()
+        best = scores.masked_fill(hidden, -torch.inf).topk(min(k, scores.shape[1]))
+        probabilities = (best.values - log_total[:, None]).exp()
+        columns = best.indices.tolist(), best.values.tolist(), probabilities.tolist()
+        for row, (items, values, shares) in enumerate(zip(*columns, strict=True)):
+            n = min(k, n_left[row])
+            found = [
+                Recommendation(self.vocabulary.raw(t), s, p, self.vocabulary.title(t))
+                for t, s, p in zip(items[:n], values[:n], shares[:n], strict=True)
+            ]
+            yield Recommendations(found, encoded[row][1], not known[row])
+
+    def _scores(self, histories: Sequence[list[int]]) -> Tensor:
+        """(B, V): the model's scores, and popularity for a history that holds nothing known."""
+        length = max((len(tokens) for tokens in histories), default=0)
+        pad = self.model.n_items
+        rows = [tokens + [pad] * (length - len(tokens)) for tokens in histories]
+        padded = torch.tensor(rows, dtype=torch.int64).reshape(len(histories), length)
+        strangers = torch.full((len(histories),), -1)
+        scores = self.model.score(strangers, padded)
+        is_empty = torch.tensor([not tokens for tokens in histories])
+        return torch.where(is_empty[:, None], self._popularity, scores)
+
+    def _excluded(self, allow: Iterable[object] | None, block: Iterable[object] | None) -> Tensor:
+        excluded = torch.zeros(len(self.vocabulary), dtype=torch.bool)
+        if allow is not None:
+            allowed, _ = self.vocabulary.encode(allow)
+            excluded[:] = True
+            excluded[allowed] = False
+        if block is not None:
+            excluded[self.vocabulary.encode(block)[0]] = True
+        return excluded
+
+    def _token_or_error(self, item: object) -> int:
+        token = self.vocabulary.token(item)
+        if token is None:
+            raise ValueError(f"item {item!r} is not in the model's catalogue")
+        return token
+
+    def _bert4rec(self, verb: str) -> BERT4Rec:
+        if not isinstance(self.model, BERT4Rec):
+            raise ValueError(f"{verb} needs item vectors, and {self.config.model.name} has none")
+        return self.model
+
+    def save(self, directory: str | Path) -> None:
+        """Write the model's files; the manifest comes last, so that half a model is refused."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / MANIFEST).unlink(missing_ok=True)
+        about = self.about | {
+            "format_version": FORMAT_VERSION,
+            "n_items": len(self.vocabulary),
+            "item_id_type": self.vocabulary.id_type,
+        }
+        write_file(directory / "about.json", json.dumps(about, indent=2))
+        write_file(directory / "config.json", self.config.model_dump_json(indent=2))
+        tensors = {name: tensor.contiguous() for name, tensor in self.model.state().items()}
+        write_file(directory / "model.safetensors", save(tensors))
+        self.vocabulary.save(directory / "items.parquet")
+        names = ["about.json", "config.json", "model.safetensors", "items.parquet"]
+        names += [name for name in ("metrics.json",) if (directory / name).exists()]
+        write_manifest(directory, names)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Self:
+        """A saved model; a ValueError says what is wrong with one that cannot be trusted."""
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise ValueError(f"{directory} is not a directory: train a model there first")
+        if not (directory / MANIFEST).exists() and (directory / "checkpoints").is_dir():
+            raise ValueError(
+                f"{directory} holds a training that is not finished: "
+                "run the same `bert4rec train` command again with --resume"
+            )
+        verify_manifest(directory)
+        about = json.loads((directory / "about.json").read_text(encoding="utf-8"))
+        if about["format_version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"{directory} has model format {about['format_version']}, this program reads "
+                f"{FORMAT_VERSION}: install the bert4rec version that wrote it, or train again"
+            )
+        settings = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = parse_config(settings, str(directory / "config.json"))
+        vocabulary = Vocabulary.load(directory / "items.parquet", about["item_id_type"])
+        tensors = _read_tensors(directory / "model.safetensors")
+        model = MODELS[config.model.name].restore(tensors, config.model, len(vocabulary))
+        return cls(model, vocabulary, config, about)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors = load(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{path} is damaged: {name} holds values that are not numbers")
+    return tensors
