@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
+from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.recommender import Recommender
 
@@ -44,7 +43,7 @@ def recommend_users(
     item_type = "BIGINT" if recommender.vocabulary.id_type == "int" else "VARCHAR"
     n_rows = 0
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
-        with duckdb.connect(str(Path(folder) / "rows.duckdb")) as database:
+        with connect(str(Path(folder) / "rows.duckdb")) as database:
             database.execute(
                 f'CREATE TABLE rows ("user" {user_type}, rank INTEGER, item {item_type}, '
                 "score FLOAT, probability FLOAT, title VARCHAR, is_fallback BOOLEAN)"
@@ -55,8 +54,7 @@ def recommend_users(
                 if on_progress is not None:
                     on_progress(min(first + CHUNK, sequences.n_users), sequences.n_users)
             finished = Path(folder) / out.name
-            path = str(finished).replace("'", "''")
-            database.execute(f"COPY rows TO '{path}' ({FORMATS[out.suffix]})")
+            database.execute(f"COPY rows TO {quoted(finished)} ({FORMATS[out.suffix]})")
         finished.replace(out)
     return n_rows
 

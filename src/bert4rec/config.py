@@ -211,12 +211,9 @@ def _section_of(key: str) -> str:
     if "training" in owners:
         return "training"
     if len(owners) != 1:
-        everywhere = [
-            f"{n}.{k}" for n, section in _sections().items() for k in section.model_fields
-        ]
+        known = {k for section in _sections().values() for k in section.model_fields}
         raise ValueError(
-            f"--set {key}: no setting has that name{_nearest(key, everywhere)}; "
-            "write section.key=value"
+            f"--set {key}: no setting has that name{_nearest(key, known)}; write section.key=value"
         )
     return owners[0]
 
@@ -248,6 +245,6 @@ def _explain(error: Any) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
+    known = sorted(known)
     close = difflib.get_close_matches(word, known, 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -7,6 +7,7 @@ at test time the validation item is part of the history.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -145,16 +146,18 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
     is_train[last] = False
     later = _share_later(np.sort(times[is_train]), test_times)
     n_train = int(is_train.sum())
-    leakage = _check(
+    severity: Severity = "ok" if later == 0 else "warn" if later >= 0.1 else "note"
+    leakage = Check(
         "training after the test time",
-        round(later * n_train),
-        n_train,
+        math.ceil(later * n_train),
+        later,
         "training",
-        warn_from=0.1,
-        advice="for the mean test user, this much of the others' training data lies in the future; "
-        "report the global-time split too",
+        severity,
+        "for the mean test user, this much of the others' training data lies in the future; "
+        "report the global-time split too"
+        if later
+        else "",
     )
-    leakage = dataclasses.replace(leakage, share=later)  # exact, not of the rounded count
     duplicates = _check(
         "duplicate rows",
         n_duplicates,

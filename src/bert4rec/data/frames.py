@@ -13,8 +13,8 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from bert4rec.data.formats import connect, quoted
-from bert4rec.data.sequences import id_text, write_parquet
+from bert4rec.data.database import connect, quoted, write_parquet
+from bert4rec.data.sequences import id_text
 
 TUPLE_COLUMNS = ("user", "item", "time", "rating")
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert4rec.data.columns import Role, find_column, plain, positions_without_header
-from bert4rec.data.formats import TableFile, inspect_file, open_unpacked, readable
+from bert4rec.data.formats import inspect_file
 from bert4rec.data.frames import frame_columns, write_frame
+from bert4rec.data.table_file import TableFile, open_unpacked, readable
 
 OnBadRows = Literal["error", "skip"]
 

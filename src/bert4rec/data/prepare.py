@@ -19,8 +19,8 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from bert4rec.data.database import connect, quoted
 from bert4rec.data.filters import Filters, describe_step, totals
-from bert4rec.data.formats import connect, quoted
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.item_table import copy_to_parquet, write_items
 from bert4rec.data.sequences import FORMAT_VERSION, IdType, Sequences, fingerprint_of

@@ -14,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
+
+from bert4rec.data.database import read_parquet, write_parquet
 
 FORMAT_VERSION = 1
 IdType = Literal["int", "str"]
@@ -47,38 +48,6 @@ def id_text(raw: object) -> str | None:
 
 def _as_id_type(texts: Sequence[str], id_type: IdType) -> list[str] | list[int]:
     return [int(text) for text in texts] if id_type == "int" else list(texts)
-
-
-def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) -> None:
-    """Columns of equal length as a Parquet file, without a dependency beyond DuckDB."""
-    arrays = {name: _duckdb_column(values) for name, values in columns.items()}
-    selected = ", ".join(f'"{name.replace(chr(34), chr(34) * 2)}"' for name in arrays)
-    with duckdb.connect() as connection:
-        connection.execute("SET preserve_insertion_order = true")
-        connection.register("columns", arrays)
-        connection.execute(
-            f"COPY (SELECT {selected} FROM columns) TO {_literal(path)} (FORMAT parquet)"
-        )
-
-
-def read_parquet(path: Path) -> dict[str, list[Any]]:
-    with duckdb.connect() as connection:
-        relation = connection.execute(f"SELECT * FROM read_parquet({_literal(path)})")
-        names = [column[0] for column in relation.description]
-        rows = relation.fetchall()
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _duckdb_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
-def _literal(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 class Vocabulary:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import duckdb
 
 from bert4rec.data.columns import Role
-from bert4rec.data.formats import TableFile, identifier, line_of_row, quoted, readable, unpack
+from bert4rec.data.database import identifier, quoted
 from bert4rec.data.interactions import Interactions, Table
+from bert4rec.data.table_file import TableFile, line_of_row, readable, unpack
 
 Dropped = dict[str, Any]  # {"step", "rows", "users", "items"}
 TimeUnit = Literal["us", "ns"]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bert4rec.data.sequences import read_parquet
+from bert4rec.data.database import read_parquet
 from bert4rec.evaluation.metrics import interval, per_user, resampled_means
 from bert4rec.evaluation.result import PER_USER_FILE, load_metrics
 

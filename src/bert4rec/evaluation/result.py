@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bert4rec.data.sequences import read_parquet, write_parquet
+from bert4rec.data.database import read_parquet, write_parquet
 
 if TYPE_CHECKING:  # metrics imports torch, and a saved result can be read without it
     from bert4rec.evaluation.metrics import Estimate

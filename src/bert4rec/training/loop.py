@@ -17,6 +17,7 @@ from bert4rec.data.splits import Questions, Split
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.training.allocator import keep_freed_memory
 from bert4rec.training.batches import Task, cloze_task, epoch_order, last_item_task, make_batch
 from bert4rec.training.checkpoint import (
     Checkpoint,
@@ -77,11 +78,14 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
+    keep_freed_memory()
     trainer = _Trainer(model, split, config, run, display, identity, should_stop)
     if resume:
         trainer.restore()
     else:
         display.rewind_log([])
+    if note := unreachable_note(trainer.questions, config.evaluation.exclude_seen):
+        display.say(note)
     for number, stage in enumerate(trainer.stages):
         if number == trainer.progress.stage:
             trainer.run_stage(stage)
@@ -237,6 +241,21 @@ def validation_sample(split: Split, config: Config) -> Questions:
             "use more data or weaker filters"
         )
     return questions if n is None else questions.sample(n, config.training.seed)
+
+
+def unreachable_note(questions: Questions, exclude_seen: bool) -> str | None:
+    """A warning when many targets were seen before by their user and so cannot be recommended."""
+    if not exclude_seen:
+        return None
+    histories = questions.histories
+    n = sum(target in histories[i] for i, target in enumerate(questions.targets.tolist()))
+    if n < 0.1 * len(questions):
+        return None
+    return (
+        f"note: {n / len(questions):.0%} of the validation targets are items that the user had "
+        "before. They count as missed, because seen items are not recommended; if people repeat "
+        "items in your data, train with --set evaluation.exclude_seen=false"
+    )
 
 
 def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -76,7 +76,7 @@ def _advice(config: Config, n_items: int, longest: int, available: int) -> str:
     for key, section, smallest in (
         ("batch_size", "training", 1),
         ("max_len", "model", 10),
-        ("dim", "model", 8),
+        ("dim", "model", 4 * config.model.heads),
     ):
         value = getattr(getattr(config, section), key) // 2
         while value >= smallest and not fits(section, **{key: value}):

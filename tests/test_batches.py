@@ -1,0 +1,180 @@
+"""Laws of the training batches: what is asked, how often, and what is never lost."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import random_histories, small_config
+
+from bert4rec.data.splits import Spans, leave_one_out
+from bert4rec.training.batches import (
+    Windows,
+    cloze,
+    cloze_task,
+    epoch_order,
+    gather,
+    last_item,
+    last_item_task,
+    make_batch,
+    prefixes,
+    sliding_windows,
+)
+
+PAD = 100
+
+
+def some_sequences(lengths: list[int], width: int) -> torch.Tensor:
+    rows = torch.full((len(lengths), width), PAD)
+    for row, length in enumerate(lengths):
+        rows[row, :length] = torch.arange(length) % 90
+    return rows
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20),
+    probability=st.floats(0.01, 0.99),
+    max_masked=st.one_of(st.none(), st.integers(1, 5)),
+    seed=st.integers(0, 2**32),
+)
+def test_cloze_asks_every_sequence_and_never_hides_all_of_it(
+    lengths: list[int], probability: float, max_masked: int | None, seed: int
+) -> None:
+    sequences = some_sequences(lengths, 20)
+    hidden = cloze(
+        sequences,
+        pad=PAD,
+        probability=probability,
+        max_masked=max_masked,
+        last_item_share=0.3,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    n_hidden = hidden.sum(1).tolist()
+    assert not hidden[sequences == PAD].any()
+    for length, n in zip(lengths, n_hidden, strict=True):
+        assert 1 <= n <= max(1, length - 1)
+        assert max_masked is None or n <= max_masked
+
+
+def test_every_position_becomes_a_target_equally_often() -> None:
+    sequences = some_sequences([10] * 20_000, 12)
+    hidden = cloze(
+        sequences,
+        pad=PAD,
+        probability=0.3,
+        max_masked=None,
+        last_item_share=0.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    shares = hidden.float().mean(0)
+    assert (shares[10:] == 0).all()
+    # 0.3 each, but for the rows in which nothing, or all, was drawn (the first and last included)
+    assert (shares[:10] - 0.3).abs().max() < 0.015
+
+
+def test_the_last_item_share_asks_about_the_end_only() -> None:
+    sequences = some_sequences([3, 7, 12] * 1000, 12)
+    hidden = cloze(
+        sequences,
+        pad=PAD,
+        probability=0.5,
+        max_masked=None,
+        last_item_share=1.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert torch.equal(hidden, last_item(sequences, pad=PAD))
+    assert hidden.sum(1).eq(1).all()
+    assert hidden[0, 2]
+    assert hidden[2, 11]
+
+
+def spans_of(lengths: list[int]) -> Spans:
+    ends = np.cumsum(lengths)
+    tokens = np.arange(ends[-1], dtype=np.int32)
+    return Spans(tokens, ends - lengths, ends, np.arange(len(lengths)))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=20),
+    max_len=st.integers(2, 30),
+    step=st.one_of(st.none(), st.floats(0.05, 1.0)),
+)
+def test_windows_fit_cover_and_stay_within_their_user(
+    lengths: list[int], max_len: int, step: float | None
+) -> None:
+    spans = spans_of(lengths)
+    windows = sliding_windows(spans, max_len, step)
+    sizes = windows.ends - windows.starts
+    assert (sizes >= 1).all()
+    assert (sizes <= max_len).all()
+    pairs = set(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True))
+    assert len(pairs) == len(windows)
+    covered = np.zeros(len(spans.tokens), dtype=bool)
+    for start, end in zip(windows.starts, windows.ends, strict=True):
+        owner = np.searchsorted(spans.ends, start, side="right")
+        assert end <= spans.ends[owner]
+        assert end - start == min(max_len, lengths[owner])  # all windows are full
+        covered[start:end] = True
+    if step is None:
+        assert len(windows) == len(spans)
+        assert set(windows.ends.tolist()) == set(spans.ends.tolist())
+    else:
+        assert covered.all()
+
+
+def test_prefixes_end_anywhere_after_the_first_item() -> None:
+    spans = spans_of([2, 10, 50])
+    ends = [prefixes(spans, 12, 1.0, np.random.default_rng(seed)).ends for seed in range(2000)]
+    for row, (start, end) in enumerate(zip(spans.starts, spans.ends, strict=True)):
+        seen = {int(each[row] - start) for each in ends}
+        assert seen == set(range(2, end - start + 1))
+    whole = prefixes(spans, 12, 0.0, np.random.default_rng(0))
+    assert whole.ends.tolist() == spans.ends.tolist()
+    assert (whole.ends - whole.starts).tolist() == [2, 10, 12]
+
+
+@given(n=st.integers(1, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 99))
+def test_an_epoch_uses_every_window_once(n: int, batch_size: int, seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 50, n)
+    windows = Windows(np.zeros(n, dtype=np.int64), lengths)
+    batches = epoch_order(windows, batch_size, np.random.default_rng(seed))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(n))
+    assert all(1 <= len(batch) <= batch_size for batch in batches)
+
+
+def test_gather_reads_the_windows_and_pads_the_end() -> None:
+    tokens = np.arange(100, 120, dtype=np.int32)
+    windows = Windows(np.array([0, 5, 19]), np.array([3, 10, 20]))
+    rows = gather(tokens, windows, np.array([2, 0]), pad=999)
+    assert rows.tolist() == [[119, 999, 999], [100, 101, 102]]
+
+
+@pytest.mark.parametrize("replacement", ["mask", "80/10/10"])
+def test_a_batch_asks_for_what_really_stood_there(replacement: str) -> None:
+    split = leave_one_out(random_histories(0, n_users=400))
+    config = small_config(f"replacement={replacement}", "mask_ratio=0.5")
+    task = cloze_task(split.train, split.n_items, config)
+    windows = task.windows(np.random.default_rng(0))
+    generator = torch.Generator().manual_seed(0)
+    rows = np.arange(len(windows))
+    originals = gather(split.train.tokens, windows, rows, split.n_items)
+    batch = make_batch(task, split.train.tokens, windows, rows, split.n_items, generator)
+    assert torch.equal(batch.targets, originals.flatten()[batch.at])
+    shown = batch.tokens.flatten()[batch.at]
+    is_mask = (shown == split.n_items + 1).float().mean()
+    assert is_mask == 1 if replacement == "mask" else 0.75 < is_mask < 0.85
+    untouched = torch.ones(originals.numel(), dtype=torch.bool)
+    untouched[batch.at] = False
+    assert torch.equal(batch.tokens.flatten()[untouched], originals.flatten()[untouched])
+
+
+def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None:
+    split = leave_one_out(random_histories(1))
+    task = last_item_task(split.train, split.n_items, small_config())
+    windows = task.windows(np.random.default_rng(0))
+    assert len(windows) == (split.train.lengths >= 2).sum()
+    generator = torch.Generator().manual_seed(0)
+    rows = np.arange(len(windows))
+    batch = make_batch(task, split.train.tokens, windows, rows, split.n_items, generator)
+    assert len(batch.at) == len(windows)
+    assert batch.targets.tolist() == split.train.tokens[windows.ends - 1].tolist()

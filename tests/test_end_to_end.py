@@ -1,0 +1,173 @@
+"""A newcomer's way: the demo, then the commands it suggests, in real processes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from bert4rec.data import demo
+from bert4rec.evaluation.result import Evaluation
+from bert4rec.recommender import Recommender
+
+COMMAND = [sys.executable, "-c", "from bert4rec.cli import main; main()"]
+
+
+def bert4rec(*arguments: object, cache: Path, fails: bool = False) -> str:
+    """Standard output of a command that must succeed, or standard error of one that must not."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=os.environ | {"BERT4REC_CACHE": str(cache), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert "Traceback" not in done.stderr
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("runs") / "demo"
+    return out, bert4rec("demo", "--out", out, cache=cache)
+
+
+def test_the_demo_beats_popularity_and_the_markov_chain(demo_run: tuple[Path, str]) -> None:
+    """By these factors of NDCG@10 over all items; the run is fixed by its seed."""
+    out, _ = demo_run
+    ours = Evaluation.load(out).value("NDCG@10")
+    assert ours > 1.5 * Evaluation.load(out / "baselines" / "markov").value("NDCG@10")
+    assert ours > 5 * Evaluation.load(out / "baselines" / "popularity").value("NDCG@10")
+    assert ours < demo.best_possible()["NDCG@10"]
+
+
+def test_the_demo_prints_metrics_recommendations_and_what_to_do_next(
+    demo_run: tuple[Path, str],
+) -> None:
+    out, printed = demo_run
+    assert "NDCG@10" in printed
+    assert "all items" in printed
+    assert "100 popularity negatives" in printed
+    assert len(re.findall(r"│ +\d+ +│ .+ │ +\d+\.\d% +│", printed)) == 10
+    assert f"bert4rec recommend {out} --history" in printed
+
+
+def test_the_commands_that_the_demo_suggests_work(
+    demo_run: tuple[Path, str], cache: Path
+) -> None:
+    _, printed = demo_run
+    suggested = re.findall(r"^  bert4rec (.+)$", printed, re.MULTILINE)
+    assert len(suggested) == 4
+    answers = [bert4rec(*command.split(), cache=cache) for command in suggested[:3]]
+    assert "probability" in answers[0]
+    assert "influence" in answers[1]
+    assert "B - A" in answers[2]
+
+
+def test_batch_recommendations_equal_the_librarys(
+    demo_run: tuple[Path, str], cache: Path, tmp_path: Path
+) -> None:
+    out, _ = demo_run
+    files = [tmp_path / f"recs{suffix}" for suffix in (".parquet", ".csv", ".jsonl")]
+    for file in files:
+        bert4rec("recommend", out, "--users", "all", "-k", 3, "--out", file, cache=cache)
+    rows = [
+        duckdb.sql(f"SELECT user, rank, item, title FROM '{file}' ORDER BY user, rank").fetchall()
+        for file in files
+    ]
+    assert rows[0] == rows[1] == rows[2]
+    assert len(rows[0]) == 3 * 3000
+    recommender = Recommender.load(out)
+    sequences = demo.sequences()
+    history = [sequences.vocabulary.raw(token) for token in sequences[5].tolist()]
+    expected = [each.item for each in recommender.recommend(history, k=3)]
+    user = sequences.user_ids[5]
+    assert [row[2] for row in rows[0] if row[0] == user] == expected
+
+
+def test_users_from_a_table_may_be_strangers_with_unknown_items(
+    demo_run: tuple[Path, str], cache: Path, tmp_path: Path
+) -> None:
+    out, _ = demo_run
+    table, recs = tmp_path / "visitors.csv", tmp_path / "recs.jsonl"
+    table.write_text("user,item,time\nnew,m0001,2\nnew,m0002,1\nlost,nothing-known,1\n")
+    bert4rec("recommend", out, "--users", table, "-k", 4, "--out", recs, cache=cache)
+    rows = [json.loads(line) for line in recs.read_text().splitlines()]
+    recommender = Recommender.load(out)
+    expected = [each.item for each in recommender.recommend(["m0002", "m0001"], k=4)]
+    assert [row["item"] for row in rows if row["user"] == "new"] == expected
+    assert all(row["is_fallback"] for row in rows if row["user"] == "lost")
+    assert len(rows) == 8
+
+
+def test_evaluating_again_gives_the_saved_numbers(
+    demo_run: tuple[Path, str], cache: Path, tmp_path: Path
+) -> None:
+    out, _ = demo_run
+    bert4rec("evaluate", out, "--out", tmp_path / "again", cache=cache)
+    assert Evaluation.load(tmp_path / "again").metrics == Evaluation.load(out).metrics
+
+
+def test_training_on_a_table_of_ones_own(cache: Path, tmp_path: Path) -> None:
+    """String ids of any script, ISO dates, a title table, filters, a global-time split."""
+    lines = ["Customer ID;sku;date"]
+    for user in range(40):
+        for step in range(8):
+            day = (user % 20) + step + 1
+            lines.append(f"клиент {user};商品-{(user + step) % 12};2024-01-{day:02d}T10:00:00Z")
+    (tmp_path / "shop.csv").write_text("\n".join(lines), encoding="utf-8")
+    titles = "sku,title\n" + "".join(f"商品-{i},Ware № {i} [b]\n" for i in range(12))
+    (tmp_path / "wares.csv").write_text(titles, encoding="utf-8")
+    small = ["dim=16", "epochs=2", "second_stage.epochs=1", "data.split=global-time"]
+    options = [word for setting in small for word in ("--set", setting)]
+    out = tmp_path / "model"
+    printed = bert4rec(
+        "train",
+        tmp_path / "shop.csv",
+        *("--user", "Customer ID", "--items", tmp_path / "wares.csv", "--out", out),
+        *options,
+        cache=cache,
+    )
+    assert "NDCG@10" in printed
+    answer = bert4rec("recommend", out, "--history", "商品-3,商品-4", "-k", 2, cache=cache)
+    assert "Ware №" in answer
+    assert "[b]" in answer  # a title is text, not markup
+
+
+BAD = {
+    "missing file": (["train", "nowhere.csv"], "nowhere.csv"),
+    "missing column": (["train", "{folder}/odd.csv"], "--item"),
+    "empty file": (["train", "{folder}/empty.csv"], "empty"),
+    "bad time": (["train", "{folder}/bad_time.csv"], "--on-bad-rows skip"),
+    "unknown setting": (["train", "demo", "--set", "training.epoch=1"], "did you mean 'epochs'"),
+    "unknown recipe": (["train", "demo", "--recipe", "paper-ml1m"], "did you mean 'paper-ml-1m'"),
+    "no model": (["recommend", "{folder}/none", "--history", "a"], "train a model there first"),
+    "for whom": (["recommend", "{folder}"], "--history"),
+    "unknown data set": (["data", "get", "ml-1"], "did you mean"),
+    "runs without results": (["compare", "{folder}", "{folder}"], "metrics.json is missing"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+def test_mistakes_get_one_clear_error(case: str, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text("user,thing\n1,2\n")
+    (tmp_path / "empty.csv").write_text("")
+    rows = "".join(f"{u},{i},{i}\n" for u in range(5) for i in range(5))
+    (tmp_path / "bad_time.csv").write_text("user,item,time\n" + rows + "1,2,soon\n")
+    arguments, words = BAD[case]
+    before = sorted(tmp_path.iterdir())
+    error = bert4rec(
+        *(argument.format(folder=tmp_path) for argument in arguments), cache=cache, fails=True
+    )
+    assert words in " ".join(error.split())
+    assert sorted(tmp_path.iterdir()) == before  # nothing half-written

@@ -1,0 +1,185 @@
+"""Raw ids in and out, whatever they are; and models on disk that can be trusted or are refused."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from toys import quiet, random_histories, small_config, untrained_recommender
+
+from bert4rec.durable import write_manifest
+from bert4rec.models import MODELS
+from bert4rec.pipeline import train_recommender
+from bert4rec.recommender import Recommender
+
+N_ITEMS = 30
+RECOMMENDER = untrained_recommender(N_ITEMS)
+KNOWN = st.sampled_from([f"item-{i}" for i in range(N_ITEMS)])
+ANYTHING = st.one_of(
+    KNOWN, st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.just("[MASK]")
+)
+
+
+@settings(deadline=None)
+@given(
+    history=st.lists(ANYTHING, max_size=40),
+    k=st.integers(1, 50),
+    exclude_seen=st.booleans(),
+    allow=st.one_of(st.none(), st.lists(ANYTHING, max_size=20)),
+    block=st.one_of(st.none(), st.lists(ANYTHING, max_size=20)),
+)
+def test_any_history_gives_exactly_what_is_available(
+    history: list[object],
+    k: int,
+    exclude_seen: bool,
+    allow: list[object] | None,
+    block: list[object] | None,
+) -> None:
+    found = RECOMMENDER.recommend(history, k, exclude_seen, allow, block)
+    names = {f"item-{i}" for i in range(N_ITEMS)}
+    seen = {raw for raw in history if isinstance(raw, str) and raw in names}
+    available = set(names)
+    if exclude_seen:
+        available -= seen
+    if allow is not None:
+        available &= {raw for raw in allow if isinstance(raw, str)}
+    if block is not None:
+        available -= {raw for raw in block if isinstance(raw, str)}
+    items = [each.item for each in found]
+    assert len(items) == min(k, len(available))
+    assert len(set(items)) == len(items)
+    assert set(items) <= available
+    assert all(math.isfinite(each.score) and 0 <= each.probability <= 1 for each in found)
+    assert [each.score for each in found] == sorted((e.score for e in found), reverse=True)
+    assert found.is_fallback == (not seen)
+    assert len(found.unknown) == sum(not (isinstance(r, str) and r in names) for r in history)
+
+
+def test_unknown_ids_change_nothing_but_the_list_of_them() -> None:
+    clean = RECOMMENDER.recommend(["item-1", "item-2"])
+    mixed = RECOMMENDER.recommend(["?", "item-1", 7, "item-2", "new"])
+    assert mixed.items == clean.items
+    assert mixed.unknown == ["?", 7, "new"]
+
+
+def test_many_histories_equal_one_at_a_time_and_are_read_lazily() -> None:
+    histories = [[f"item-{(i * j) % N_ITEMS}" for j in range(i % 20)] for i in range(600)]
+    many = list(RECOMMENDER.recommend_many(histories, k=5))
+    assert len(many) == 600
+    for history, answer in list(zip(histories, many, strict=True))[::37]:
+        alone = RECOMMENDER.recommend(history, k=5)
+        assert [each.item for each in alone] == [each.item for each in answer]
+        for a, b in zip(alone, answer, strict=True):
+            assert a.score == pytest.approx(b.score, abs=1e-4)
+
+
+def test_probabilities_over_the_whole_catalogue_sum_to_one() -> None:
+    found = RECOMMENDER.recommend(["item-3"], k=N_ITEMS, exclude_seen=False)
+    assert sum(each.probability for each in found) == pytest.approx(1, abs=1e-5)
+    fallback = RECOMMENDER.recommend([], k=N_ITEMS)
+    assert fallback.is_fallback
+    assert sum(each.probability for each in fallback) == pytest.approx(1, abs=1e-5)
+
+
+def test_bad_arguments_say_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="k is 0"):
+        RECOMMENDER.recommend(["item-1"], k=0)
+    with pytest.raises(ValueError, match="list of item ids"):
+        RECOMMENDER.recommend("item-1")
+    with pytest.raises(ValueError, match="'nothing' is not in the model's catalogue"):
+        RECOMMENDER.similar("nothing")
+    with pytest.raises(ValueError, match="nothing to explain"):
+        RECOMMENDER.explain(["?"], "item-1")
+
+
+def test_similar_is_the_cosine_of_the_item_vectors() -> None:
+    found = RECOMMENDER.similar("item-4", k=N_ITEMS)
+    assert len(found) == N_ITEMS - 1
+    assert "item-4" not in {each.item for each in found}
+    model = RECOMMENDER.model
+    vectors = model.item_vectors()  # type: ignore[attr-defined]
+    best = RECOMMENDER.vocabulary.token(found[0].item)
+    assert best is not None
+    expected = torch.nn.functional.cosine_similarity(vectors[4], vectors[best], dim=0)
+    assert found[0].score == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_influence_is_the_change_in_log_probability_without_the_item() -> None:
+    history = ["item-1", "unknown", "item-2", "item-3"]
+    explanation = RECOMMENDER.explain(history, "item-9")
+    assert [each.item for each in explanation.influences] == ["item-1", "item-2", "item-3"]
+
+    def log_probability(items: list[str]) -> float:
+        found = RECOMMENDER.recommend(items, k=N_ITEMS, exclude_seen=False)
+        return math.log(next(each.probability for each in found if each.item == "item-9"))
+
+    expected = log_probability(["item-1", "item-2", "item-3"]) - log_probability(
+        ["item-1", "item-3"]
+    )
+    assert explanation.influences[1].influence == pytest.approx(expected, abs=1e-3)
+    assert explanation.attention is not None
+    assert explanation.attention.shape == (2, 2, 4, 4)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_saved_and_loaded_scores_are_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
+    sequences = random_histories(2)
+    config = small_config("epochs=1", "second_stage.epochs=0", f"model.name={name}")
+    saved = train_recommender(sequences, config, tmp_path / "model", console=quiet()).recommender
+    loaded = Recommender.load(tmp_path / "model")
+    users, history = torch.zeros(3), torch.tensor([[1, 2, 3], [4, 30, 30], [30, 30, 30]])
+    assert torch.equal(saved.model.score(users, history), loaded.model.score(users, history))
+    assert loaded.config == saved.config
+    assert loaded.vocabulary.ids == saved.vocabulary.ids
+    assert loaded.vocabulary.titles == saved.vocabulary.titles
+    assert loaded.about["data"]["fingerprint"] == sequences.fingerprint
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    RECOMMENDER.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "items.parquet", "config.json", "about.json"]
+)
+def test_truncated_and_flipped_files_are_refused_by_name(saved: Path, name: str) -> None:
+    content = (saved / name).read_bytes()
+    (saved / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        Recommender.load(saved)
+    flipped = bytearray(content)
+    flipped[len(flipped) // 2] ^= 4
+    (saved / name).write_bytes(flipped)
+    with pytest.raises(ValueError, match=f"{name} is damaged"):
+        Recommender.load(saved)
+    (saved / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        Recommender.load(saved)
+
+
+def test_a_model_with_values_that_are_not_numbers_is_refused(saved: Path) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    tensors["output_bias"][3] = float("nan")
+    save_file(tensors, saved / "model.safetensors")
+    write_manifest(saved, [path.name for path in saved.iterdir() if path.name != "manifest.json"])
+    with pytest.raises(ValueError, match="output_bias holds values that are not numbers"):
+        Recommender.load(saved)
+
+
+def test_a_model_of_another_format_or_no_model_is_refused(saved: Path, tmp_path: Path) -> None:
+    about = json.loads((saved / "about.json").read_text())
+    (saved / "about.json").write_text(json.dumps(about | {"format_version": 99}))
+    write_manifest(saved, [path.name for path in saved.iterdir() if path.name != "manifest.json"])
+    with pytest.raises(ValueError, match="model format 99"):
+        Recommender.load(saved)
+    with pytest.raises(ValueError, match="not a directory"):
+        Recommender.load(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        Recommender.load(tmp_path / "empty")

@@ -1,0 +1,89 @@
+"""The shape of the code: data flows one way, no pickle, nothing heavy before it is needed."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import bert4rec
+
+SOURCE = Path(bert4rec.__file__).parent
+# Each may import itself and what stands before it.
+ORDER = [
+    "__init__",
+    "durable",
+    "config",
+    "data",
+    "models",
+    "evaluation",
+    "recommender",
+    "training",
+    "batch",
+    "pipeline",
+    "cli",
+]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("bert4rec"):
+            parts = node.module.split(".")
+            names |= {parts[1]} if len(parts) > 1 else {a.name for a in node.names} & set(ORDER)
+        if isinstance(node, ast.Import):
+            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("bert4rec.")}
+    return names
+
+
+def test_imports_point_one_way() -> None:
+    for path in SOURCE.rglob("*.py"):
+        if path == SOURCE / "__init__.py":
+            continue  # the public names, loaded when they are asked for
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        assert room in ORDER, f"{path} is in a room that the order does not know"
+        for other in imported_rooms(path):
+            assert ORDER.index(other) <= ORDER.index(room), f"{path} imports {other}"
+
+
+def test_recommending_needs_no_training_code() -> None:
+    program = "import sys, bert4rec.recommender; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "bert4rec.models.bert4rec" in loaded
+    assert not [name for name in loaded if name.startswith("bert4rec.training")]
+
+
+def test_help_and_import_do_not_load_the_heavy_libraries() -> None:
+    for program in (
+        "import bert4rec",
+        "import sys; sys.argv = ['bert4rec', '--help']\n"
+        "from bert4rec.cli import main\n"
+        "try: main()\nexcept SystemExit: pass",
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program + "\nimport sys; print('LOADED', *sys.modules)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded = set(done.stdout.rsplit("LOADED", 1)[1].split())
+        assert "bert4rec" in loaded
+        assert not loaded & {"torch", "duckdb", "numpy", "pandas"}
+
+
+def test_no_pickle_anywhere() -> None:
+    """The lint rule forbids it; this holds even where the linter is told to look away."""
+    forbidden = re.compile(r"\b(pickle|cloudpickle|dill|joblib|shelve)\b|torch\.(load|save)\b")
+    for path in SOURCE.rglob("*.py"):
+        assert not forbidden.search(path.read_text(encoding="utf-8")), path
+    pyproject = (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("pickle", "torch.load", "torch.save"):
+        assert f'"{name}".msg' in pyproject
+
+
+def test_public_names_exist() -> None:
+    for name in bert4rec.__all__:
+        assert getattr(bert4rec, name) is not None

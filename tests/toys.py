@@ -1,0 +1,73 @@
+"""Small data sets and models that several tests build on."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from bert4rec.config import Config, load_config
+from bert4rec.data.sequences import Sequences, Vocabulary
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.recommender import Recommender
+
+SMALL = (
+    "model.dim=16",
+    "model.max_len=12",
+    "training.batch_size=16",
+    "training.validation_users=50",
+    "evaluation.bootstrap=50",
+)
+
+
+def small_config(*overrides: str) -> Config:
+    return load_config("default", None, [*SMALL, *overrides])
+
+
+def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) -> Sequences:
+    tokens = np.array([token for history in histories for token in history], dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum([len(history) for history in histories])])
+    counts = np.bincount(tokens, minlength=n_items)
+    vocabulary = Vocabulary(
+        [f"item-{token}" for token in range(n_items)],
+        counts,
+        [f"Title {token}" for token in range(n_items)],
+    )
+    users = [f"user-{row}" for row in range(len(histories))]
+    moments = np.arange(len(tokens), dtype=np.int64) * 1_000_000 if times else None
+    return Sequences(tokens, offsets.astype(np.int64), vocabulary, users, times=moments)
+
+
+def cycle(n_users: int = 120, n_items: int = 8) -> Sequences:
+    """a → b → c → … → a: the next item follows from the last one alone.
+
+    Lengths vary, so that every position that is asked about was trained on.
+    """
+    lengths = [5 + user % 13 for user in range(n_users)]
+    histories = [[(user + i) % n_items for i in range(n)] for user, n in enumerate(lengths)]
+    return sequences_of(histories, n_items)
+
+
+def random_histories(seed: int, n_users: int = 40, n_items: int = 30) -> Sequences:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 25, n_users)
+    return sequences_of(
+        [generator.integers(0, n_items, length).tolist() for length in lengths], n_items
+    )
+
+
+def untrained_recommender(n_items: int = 30, seed: int = 0, spread: float = 1.0) -> Recommender:
+    """A model with random weights, large enough to give clearly different scores."""
+    import torch
+
+    torch.manual_seed(seed)
+    config = small_config()
+    model = BERT4Rec(n_items, config.model).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=spread)
+    vocabulary = sequences_of([list(range(n_items))], n_items).vocabulary
+    return Recommender(model, vocabulary, config, {"data": {"fingerprint": "none"}})
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False)
