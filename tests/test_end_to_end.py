@@ -62,9 +62,7 @@ def test_the_demo_prints_metrics_recommendations_and_what_to_do_next(
     assert f"bert4rec recommend {out} --history" in printed
 
 
-def test_the_commands_that_the_demo_suggests_work(
-    demo_run: tuple[Path, str], cache: Path
-) -> None:
+def test_the_commands_that_the_demo_suggests_work(demo_run: tuple[Path, str], cache: Path) -> None:
     _, printed = demo_run
     suggested = re.findall(r"^  bert4rec (.+)$", printed, re.MULTILINE)
     assert len(suggested) == 4

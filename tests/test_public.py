@@ -13,6 +13,7 @@ from bert4rec.data import public
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
 from bert4rec.data.public import DATASETS, get
+from bert4rec.environment import Environment
 
 __all__ = ["authority", "site"]  # fixtures, used by name
 
@@ -156,10 +157,15 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("BERT4REC_DATA", str(tmp_path))
-    assert public.data_home() == tmp_path
+    monkeypatch.setenv("BERT4REC_DATA", str(tmp_path / "a"))
+    monkeypatch.setenv("BERT4REC_CACHE", str(tmp_path / "b"))
+    assert Environment().downloads == tmp_path / "a"
+    assert Environment().prepared == tmp_path / "b" / "prepared"
     monkeypatch.delenv("BERT4REC_DATA")
-    assert public.data_home() == Path.home() / ".cache" / "bert4rec" / "data"
+    assert Environment().downloads == tmp_path / "b" / "data"
+    monkeypatch.setenv("BERT4REC_CACHE", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert Environment().downloads == Path.home() / ".cache" / "bert4rec" / "data"
 
 
 def test_every_entry_is_complete() -> None:

@@ -14,6 +14,7 @@ ORDER = [
     "__init__",
     "durable",
     "config",
+    "environment",
     "data",
     "models",
     "evaluation",

@@ -148,6 +148,7 @@ def _fit(
             "best_validation_ndcg@10": progress.best,
             "best_stage": progress.best_stage,
             "best_epoch": progress.best_epoch,
+            "threads": torch.get_num_threads(),
             "n_parameters": sum(p.numel() for p in model.parameters()),
         }
     }

@@ -5,7 +5,6 @@ Nothing heavy is imported at the top of these files: `--help` must not wait for 
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -29,25 +28,17 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
+    from rich.markup import escape  # a message may quote a hostile title or id
+
     try:
         app()
-    except ValueError as error:  # a mistake in the input: the message says what to do
-        errors.print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False)
-        sys.exit(1)
-    except OSError as error:
-        errors.print(f"[bold red]error:[/bold red] {_plain(str(error))}", highlight=False)
+    except (ValueError, OSError) as error:  # a mistake in the input: the message says what to do
+        from bert4rec.environment import Environment
+
+        if Environment().debug:
+            raise
+        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("stopped")
         sys.exit(130)
-
-
-def _plain(text: str) -> str:
-    """The message without markup of its own: it may quote a hostile title or id."""
-    from rich.markup import escape
-
-    return escape(text)
-
-
-if os.environ.get("BERT4REC_DEBUG"):  # a whole traceback, for whoever reports a bug
-    main = app

@@ -98,7 +98,8 @@ def list_datasets() -> None:
     """The public data sets that `get` and `train` know by name."""
     from rich.table import Table
 
-    from bert4rec.data.public import DATASETS, data_home
+    from bert4rec.data.public import DATASETS
+    from bert4rec.environment import Environment
 
     table = Table()
     for column in ("name", "what", "interactions", "download", "terms"):
@@ -108,7 +109,7 @@ def list_datasets() -> None:
         size = f"{each.size / 2**20:,.0f} MB"
         table.add_row(each.name, each.description, f"{each.n_interactions:,}", size, each.licence)
     output.print(table)
-    output.print(f"Downloads go to {data_home()}; set BERT4REC_DATA to choose another folder.")
+    output.print(f"Downloads go to {Environment().downloads}; BERT4REC_DATA names another folder.")
 
 
 @app.command()

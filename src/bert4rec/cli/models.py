@@ -107,12 +107,12 @@ def demo(
         f"The best possible on this data, knowing how it was made: "
         f"HR@10 {best['HR@10']:.4f}, NDCG@10 {best['NDCG@10']:.4f}.\n"
     )
-    vocabulary, last = sequences.vocabulary, sequences[0]
-    watched = [vocabulary.raw(token) for token in last.tolist()][-8:]
-    table = Table(title="Ten recommendations for a person who watched …", title_justify="left")
+    vocabulary, history = sequences.vocabulary, sequences[0].tolist()
+    watched = [vocabulary.raw(token) for token in history]
+    table = Table(title="Ten recommendations for one person", title_justify="left")
     for column in ("", "title", "probability"):
         table.add_column(column)
-    for token in last.tolist()[-8:]:
+    for token in history[-6:]:
         table.add_row("[dim]watched[/dim]", f"[dim]{vocabulary.title(token)}[/dim]", "")
     for place, found in enumerate(outcome.recommender.recommend(watched, 10), 1):
         table.add_row(str(place), found.title, f"{found.probability:.1%}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,18 +24,11 @@ from bert4rec.data.interactions import Interactions
 from bert4rec.data.item_table import copy_to_parquet, write_items
 from bert4rec.data.sequences import FORMAT_VERSION, IdType, Sequences, fingerprint_of
 from bert4rec.data.staging import stage
+from bert4rec.environment import Environment
 
 SLICE = 1 << 20  # rows fetched at a time
 
 Progress = Callable[[str], None]
-
-
-def default_cache() -> Path:
-    """`$BERT4REC_CACHE/prepared`, or the platform's cache folder."""
-    if named := os.environ.get("BERT4REC_CACHE"):
-        return Path(named).expanduser() / "prepared"
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "bert4rec" / "prepared"
 
 
 def prepare(
@@ -57,7 +49,7 @@ def prepare(
     `meta["dropped"]` of the result lists what each step left out.
     """
     say: Progress = progress or (lambda message: None)
-    parent = out.parent if out else (cache or default_cache())
+    parent = out.parent if out else (cache or Environment().prepared)
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".preparing-") as name:
         folder = Path(name)

@@ -12,7 +12,6 @@ against the paper's without guessing how they filtered the raw Amazon and Steam 
 
 import csv
 import difflib
-import os
 import re
 import ssl
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert4rec.data.download import Progress, digest_of, download, extract
+from bert4rec.environment import Environment
 
 GROUPLENS_LICENCE = "research use; no redistribution, no commercial use without permission"
 GROUPLENS_CITATION = (
@@ -180,12 +180,6 @@ DATASETS: dict[str, PublicDataset] = {
 }
 
 
-def data_home() -> Path:
-    """The folder of downloaded data sets: $BERT4REC_DATA, or one in the user's cache."""
-    chosen = os.environ.get("BERT4REC_DATA")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "bert4rec" / "data"
-
-
 def dataset_named(name: str) -> PublicDataset:
     if name in DATASETS:
         return DATASETS[name]
@@ -206,7 +200,7 @@ def get(
     downloaded, and checked in the same way.
     """
     dataset = dataset_named(name)
-    folder = (cache or data_home()) / name
+    folder = (cache or Environment().downloads) / name
     if not dataset.members or not all((folder / file).is_file() for file in dataset.files):
         _fetch(dataset, folder, progress, context)
     _check_format(dataset, folder / dataset.table)

@@ -11,8 +11,9 @@ from bert4rec.config import DataConfig
 from bert4rec.data import demo, public
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions, OnBadRows
-from bert4rec.data.prepare import default_cache, prepare
+from bert4rec.data.prepare import prepare
 from bert4rec.data.sequences import Sequences
+from bert4rec.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def interactions_of(
     arguments = asdict(reading)
     if isinstance(source, str) and not Path(source).exists():
         if source == "demo":
-            table, items = demo.write_csv(default_cache().parent / "demo")
+            table, items = demo.write_csv(Environment().cache.expanduser() / "demo")
             return Interactions.read(table, **(arguments | {"items": items}))
         if source in public.DATASETS:
             folder = public.get(source, progress=on_download)
