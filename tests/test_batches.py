@@ -9,11 +9,9 @@ from toys import random_histories, small_config
 
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.training.batches import (
-    Windows,
     cloze,
     cloze_task,
     epoch_order,
-    gather,
     last_item,
     last_item_task,
     make_batch,
@@ -136,17 +134,20 @@ def test_prefixes_end_anywhere_after_the_first_item() -> None:
 @given(n=st.integers(1, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 99))
 def test_an_epoch_uses_every_window_once(n: int, batch_size: int, seed: int) -> None:
     lengths = np.random.default_rng(seed).integers(1, 50, n)
-    windows = Windows(np.zeros(n, dtype=np.int64), lengths)
+    zeros = np.zeros(n, dtype=np.int64)
+    windows = Spans(np.zeros(50, dtype=np.int32), zeros, lengths, zeros)
     batches = epoch_order(windows, batch_size, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches).tolist()) == list(range(n))
     assert all(1 <= len(batch) <= batch_size for batch in batches)
 
 
-def test_gather_reads_the_windows_and_pads_the_end() -> None:
+def test_padded_reads_the_spans_and_pads_the_end() -> None:
     tokens = np.arange(100, 120, dtype=np.int32)
-    windows = Windows(np.array([0, 5, 19]), np.array([3, 10, 20]))
-    rows = gather(tokens, windows, np.array([2, 0]), pad=999)
-    assert rows.tolist() == [[119, 999, 999], [100, 101, 102]]
+    starts, ends = np.array([0, 5, 19, 4]), np.array([3, 10, 20, 4])
+    spans = Spans(tokens, starts, ends, np.arange(4))
+    assert spans.padded(np.array([2, 0]), 999).tolist() == [[119, 999, 999], [100, 101, 102]]
+    assert spans.padded(np.array([3]), 999).shape == (1, 0)
+    assert spans.padded(np.array([3, 2]), 999).tolist() == [[999], [119]]
 
 
 @pytest.mark.parametrize("replacement", ["mask", "80/10/10"])
@@ -157,8 +158,8 @@ def test_a_batch_asks_for_what_really_stood_there(replacement: str) -> None:
     windows = task.windows(np.random.default_rng(0))
     generator = torch.Generator().manual_seed(0)
     rows = np.arange(len(windows))
-    originals = gather(split.train.tokens, windows, rows, split.n_items)
-    batch = make_batch(task, split.train.tokens, windows, rows, split.n_items, generator)
+    originals = torch.from_numpy(windows.padded(rows, split.n_items))
+    batch = make_batch(task, windows, rows, split.n_items, generator)
     assert torch.equal(batch.targets, originals.flatten()[batch.at])
     shown = batch.tokens.flatten()[batch.at]
     is_mask = (shown == split.n_items + 1).float().mean()
@@ -175,6 +176,6 @@ def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None
     assert len(windows) == (split.train.lengths >= 2).sum()
     generator = torch.Generator().manual_seed(0)
     rows = np.arange(len(windows))
-    batch = make_batch(task, split.train.tokens, windows, rows, split.n_items, generator)
+    batch = make_batch(task, windows, rows, split.n_items, generator)
     assert len(batch.at) == len(windows)
     assert batch.targets.tolist() == split.train.tokens[windows.ends - 1].tolist()

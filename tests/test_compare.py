@@ -8,6 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from rich.console import Console
 
+from bert4rec.data.database import write_parquet
+from bert4rec.evaluation import result
 from bert4rec.evaluation.compare import compare
 from bert4rec.evaluation.metrics import UNREACHABLE
 from bert4rec.evaluation.report import comparison_table
@@ -124,5 +126,42 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare(a, a, protocol="uniform")
     with pytest.raises(ValueError, match="holds no evaluation"):
         compare(a, tmp_path / "nothing")
+    for name, contents in {
+        "metrics.json": [
+            "",
+            "[]",
+            "{}",
+            '{"format_version": 1}',
+            '{"format_version": 1, "metrics": 3}',
+            '{"format_version": 1, "metrics": {"full": {}}}',
+            "\udcff",
+        ],
+        "per_user.parquet": ["", "PAR1 and nothing else"],
+    }.items():
+        for content in contents:
+            broken = saved(tmp_path / "broken", ranks)
+            (broken / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+            with pytest.raises(ValueError, match=f"{name} (is damaged|has format version None)"):
+                compare(a, broken)
+    write_parquet(broken / "per_user.parquet", {"user": [1]})
+    with pytest.raises(ValueError, match=r"per_user\.parquet is damaged"):
+        compare(a, broken)
+    with pytest.raises(ValueError, match=r"per_user\.parquet is damaged"):
+        Evaluation.load(broken)
     with pytest.raises(ValueError, match="more than one row"):
         compare(a, saved(tmp_path / "twice", ranks, user_ids=[0] * 20))
+
+
+def test_a_killed_save_never_pairs_new_ranks_with_old_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = saved(tmp_path / "run", some_ranks(20))
+
+    def killed(path: Path, content: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(result, "write_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        saved(run, some_ranks(20, seed=1))
+    with pytest.raises(ValueError, match=r"metrics\.json is missing"):
+        Evaluation.load(run)

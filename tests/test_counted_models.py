@@ -31,24 +31,24 @@ def scores_after(model: Popularity | MarkovChain, *histories: list[int]) -> torc
     return model.score(torch.zeros(len(histories), dtype=torch.int64), torch.tensor(histories))
 
 
-def test_popularity_is_the_training_count_whatever_the_history() -> None:
+def test_popularity_is_the_log_of_the_training_count_whatever_the_history() -> None:
     model = Popularity.fit(spans(HISTORIES), N_ITEMS)
     scores = scores_after(model, [0, 1], [4, PAD])
     assert scores.dtype == torch.float32
-    assert scores.tolist() == [[4, 3, 2, 2, 0]] * 2
+    np.testing.assert_allclose(scores.exp().numpy(), [[4, 3, 2, 2, 0.5]] * 2, rtol=1e-6)
     scores[0] = -1  # a caller may write over its own scores
-    assert scores_after(model, [0, 1]).tolist() == [[4, 3, 2, 2, 0]]
+    assert torch.equal(scores_after(model, [0, 1])[0], scores[1])
 
 
 def test_markov_probabilities_equal_those_worked_by_hand() -> None:
     model = MarkovChain.fit(spans(HISTORIES), N_ITEMS)
-    share = np.array([4, 3, 2, 2, 0]) / 11
+    share = np.array([4, 3, 2, 2, 0.5]) / 11.5
     after_0 = (np.array([0, 2, 0, 1, 0]) + PRIOR * share) / (3 + PRIOR)
     after_1 = (np.array([0, 0, 2, 1, 0]) + PRIOR * share) / (3 + PRIOR)
     scores = scores_after(model, [3, 0], [0, 1], [1, 4])
     assert scores.dtype == torch.float32
     # Spans touch in the flat array: no transition leads from one user's last item to the next's.
-    np.testing.assert_allclose(scores.numpy(), [after_0, after_1, share], rtol=1e-6)
+    np.testing.assert_allclose(scores.exp().numpy(), [after_0, after_1, share], rtol=1e-6)
 
 
 def test_markov_probabilities_sum_to_one_and_back_off_stays_below_what_was_observed() -> None:
@@ -57,7 +57,7 @@ def test_markov_probabilities_sum_to_one_and_back_off_stays_below_what_was_obser
     model = MarkovChain.fit(spans(histories), 30)
     observed = {pair for history in histories for pair in pairwise(history)}
     scores = scores_after(model, *([item] for item in range(30)))
-    np.testing.assert_allclose(scores.sum(1).numpy(), 1, rtol=1e-5)
+    np.testing.assert_allclose(scores.exp().sum(1).numpy(), 1, rtol=1e-5)
     for item in range(30):
         follows = torch.tensor([(item, other) in observed for other in range(30)])
         if follows.any() and not follows.all():
@@ -78,7 +78,7 @@ def test_an_empty_history_gets_popularity(length: int) -> None:
     users = torch.zeros(2, dtype=torch.int64)
     chain = MarkovChain.fit(spans(HISTORIES), N_ITEMS).score(users, empty)
     counts = Popularity.fit(spans(HISTORIES), N_ITEMS).score(users, empty)
-    np.testing.assert_allclose(chain.numpy(), (counts / counts.sum(1, keepdim=True)).numpy())
+    np.testing.assert_allclose(chain.numpy(), counts.log_softmax(1).numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Popularity, MarkovChain])

@@ -3,8 +3,10 @@
 import io
 import random
 import stat
+import urllib.request
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from https_site import Site, authority, site, zip_of
@@ -63,6 +65,26 @@ def test_dropped_connections_are_taken_up_again_within_one_call(site: Site, tmp_
     load(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     assert [asked for _, asked in site.requests] == [None, "bytes=100000-", "bytes=300000-"]
+
+
+def test_a_server_that_hangs_up_or_stays_silent_is_asked_again_then_reported(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.files["/file"] = BODY
+    opened = urllib.request.OpenerDirector.open
+    failures: list[Exception] = [TimeoutError("timed out"), ConnectionResetError("reset by peer")]
+
+    def unreliable(opener: urllib.request.OpenerDirector, *request: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return opened(opener, *request, **options)
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", unreliable)
+    load(site, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == BODY
+    failures[:] = [TimeoutError("timed out")] * downloading.ATTEMPTS
+    with pytest.raises(ValueError, match=r"could not download .*: timed out"):
+        load(site, tmp_path / "again")
 
 
 @pytest.mark.parametrize("case", ["range ignored", "file changed", "weak etag", "no etag"])
@@ -178,6 +200,14 @@ def test_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="CRC"):
         extract(tmp_path / "set.zip", tmp_path, ["set/table"], max_bytes=1000)
     assert not (tmp_path / "table").exists()
+
+
+def test_damaged_packing_is_noticed(tmp_path: Path) -> None:
+    damaged = bytearray(zip_of(**{"set/table": BODY[:1000] * 3}))
+    damaged[39:60] = b"\xff" * 21  # the beginning of the packed bytes
+    (tmp_path / "set.zip").write_bytes(damaged)
+    with pytest.raises(ValueError, match="not a zip archive that can be read"):
+        extract(tmp_path / "set.zip", tmp_path, ["set/table"], max_bytes=5000)
 
 
 def test_only_the_needed_members_leave_the_archive(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +117,56 @@ def test_evaluating_again_gives_the_saved_numbers(
     out, _ = demo_run
     bert4rec("evaluate", out, "--out", tmp_path / "again", cache=cache)
     assert Evaluation.load(tmp_path / "again").metrics == Evaluation.load(out).metrics
+
+
+def test_evaluating_into_the_models_own_directory_keeps_it_loadable(
+    demo_run: tuple[Path, str], cache: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "copy"
+    shutil.copytree(demo_run[0], model)
+    setting = ("--set", "evaluation.ks=[3]", "--set", "evaluation.exclude_seen=false")
+    bert4rec("evaluate", model, "--out", model, "--on", "validation", *setting, cache=cache)
+    assert Evaluation.load(model).value("HR@3") > 0
+    Recommender.load(model)
+    error = bert4rec("evaluate", model, "--set", "model.dim=32", cache=cache, fails=True)
+    assert "only settings of the section" in error
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    words = ["train", "demo", "--recipe", "demo", "--out", str(out), "--set", "epochs=1"]
+    words += ["--set", "second_stage.epochs=0", "--threads", "1"]
+    environment = os.environ | {"BERT4REC_CACHE": str(cache), "COLUMNS": "300"}
+    with subprocess.Popen(
+        [*COMMAND, *words], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("memory plan"):
+                process.send_signal(signal.SIGINT)
+                break
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "To go on" in said
+    suggested = said.strip().splitlines()[-1].split("bert4rec ", 1)[1]
+    assert suggested.endswith("--resume")
+    assert "NDCG@10" in bert4rec(*shlex.split(suggested), cache=cache)
+
+
+def test_the_data_commands(cache: Path, tmp_path: Path) -> None:
+    table, items = demo.write_csv(tmp_path / "files")
+    prepared = tmp_path / "prepared"
+    bert4rec("data", "prepare", table, "--items", items, "--out", prepared, cache=cache)
+    checks = json.loads(bert4rec("data", "audit", prepared, "--json", cache=cache))
+    assert checks
+    assert "leakage" in bert4rec("data", "audit", table, cache=cache)
+    listed = bert4rec("data", "list", cache=cache)
+    assert all(name in listed for name in ("demo", "ml-100k", "ml-1m", "ml-20m", "beauty", "steam"))
+    recipes = bert4rec("recipes", cache=cache)
+    assert "paper-beauty" in recipes
+    assert "mask_ratio = 0.6" in bert4rec("recipes", "paper-beauty", cache=cache)
+    words = ["train", prepared, "--out", tmp_path / "model", "--set", "data.k_core=5"]
+    assert "filters cannot be changed" in bert4rec(*words, cache=cache, fails=True)
 
 
 def test_training_on_a_table_of_ones_own(cache: Path, tmp_path: Path) -> None:

@@ -159,6 +159,137 @@ def test_an_absurd_time_does_not_decide_the_unit(tmp_path: Path) -> None:
     assert sequences.times.tolist() == [5_000_000, 6_000_000]
 
 
+def test_unit_is_that_of_most_times_and_the_others_are_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for most, odd in ((1_600_000_000, 1_600_000_000_000), (1_600_000_000_000, 1_600_000_000)):
+        path.write_text(f"user,item,ts\nu,a,{most}\nu,b,{odd}\nu,c,{most}\nu,d,{most}\n")
+        with pytest.raises(ValueError, match=f"row 3: .* is '{odd}', which is not .*as in most"):
+            read(path, tmp_path)
+        sequences = read(path, tmp_path, on_bad_rows="skip")
+        assert sequences.times is not None
+        assert sequences.times.tolist() == [1_600_000_000_000_000] * 3
+
+
+@pytest.mark.parametrize("huge", ["9999999999999999999", "9" * 40, "9200000000000"])
+def test_huge_times_are_bad_rows(huge: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"user,item,ts\nu,a,{huge}\nu,b,6\nu,c,5\n")
+    assert decoded(read(tmp_path / "t.csv", tmp_path, on_bad_rows="skip")) == {"u": ["c", "b"]}
+
+
+NANOSECONDS = ["2020-09-13 12:26:40.123456789", "2020-09-13 12:26:40.123456788"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"ts": pd.to_datetime(NANOSECONDS).as_unit("ns")}),
+        pd.DataFrame({"ts": pd.to_datetime(NANOSECONDS, utc=True).as_unit("ns")}),
+        pl.DataFrame({"ts": pl.Series(NANOSECONDS).str.to_datetime(time_unit="ns")}),
+        pl.DataFrame(
+            {"ts": pl.Series(NANOSECONDS).str.to_datetime(time_unit="ns", time_zone="UTC")}
+        ),
+        pd.DataFrame({"ts": NANOSECONDS}),
+    ],
+    ids=["pandas", "pandas with zone", "polars", "polars with zone", "text"],
+)
+def test_nanoseconds_of_dates_decide_the_order(frame: Any, tmp_path: Path) -> None:
+    ids = {"user": ["u", "u"], "item": ["late", "early"]}
+    whole = (
+        frame.assign(**ids) if isinstance(frame, pd.DataFrame) else pl.DataFrame(ids).hstack(frame)
+    )
+    sequences = read(whole, tmp_path)
+    assert decoded(sequences) == {"u": ["early", "late"]}
+    assert sequences.times is not None
+    assert sequences.times.tolist() == [1_600_000_000_123_456] * 2
+
+
+@pytest.mark.parametrize("lead", ["\n", "\n \n\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_blank_lines_before_the_header_are_no_rows(lead: str, end: str, tmp_path: Path) -> None:
+    path, n = tmp_path / "t.csv", lead.count("\n")
+
+    def write(last: str) -> None:
+        path.write_bytes(f"{lead}user,item,ts\n1,7,1\n{last}\n".replace("\n", end).encode())
+
+    write("1,8,2")
+    assert decoded(read(path, tmp_path)) == {1: [7, 8]}
+    write("1,8,x")
+    with pytest.raises(ValueError, match=f"row {n + 3}: the time"):
+        read(path, tmp_path)
+    write("1,8")
+    with pytest.raises(ValueError, match=f"line {n + 3}: '1,8' is malformed"):
+        read(path, tmp_path)
+
+
+def test_a_rating_without_a_name_is_not_taken_for_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1,7,5\n1,8,3\n2,7,4\n")
+    with pytest.raises(ValueError, match=r"column3 looks like a rating.*--rating column3.*--time"):
+        read(path, tmp_path)
+    assert decoded(read(path, tmp_path, rating="column3")) == {1: [7, 8], 2: [7]}
+    assert decoded(read(path, tmp_path, time="column3")) == {1: [8, 7], 2: [7]}
+
+
+def test_blanks_inside_dates_do_not_split_lines_with_commas(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("1,7,2020-09-13 12:26:40\n1,8,2020-09-13 12:26:39\n")
+    assert decoded(read(path, tmp_path)) == {1: [8, 7]}
+
+
+def test_one_column_cannot_have_two_roles(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("user,item,weight\n1,7,200\n1,8,100\n")
+    for named in ({"user": "item"}, {"user": "user", "item": "user"}, {"time": "item"}):
+        with pytest.raises(ValueError, match=r"column '(item|user)' cannot be both"):
+            Interactions.read(path, **named)
+    assert decoded(read(path, tmp_path, time="weight")) == {1: [8, 7]}  # and so not the rating
+
+
+NESTED_IDS = [{"user": {"id": 1}, "item": 1}, {"user": 1, "item": [2]}]
+
+
+@pytest.mark.parametrize("kind", ["json lines", "json list", "pandas", "polars"])
+@pytest.mark.parametrize("bad", NESTED_IDS)
+def test_objects_and_lists_are_no_ids(kind: str, bad: dict[str, Any], tmp_path: Path) -> None:
+    nested = "user" if bad["user"] != 1 else "item"
+    rows = [bad, bad]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(rows) if kind == "json list" else "\n".join(map(json.dumps, rows)))
+    frames = {"pandas": pd.DataFrame(rows), "polars": pl.DataFrame(rows)}
+    with pytest.raises(ValueError, match=f"row 1: the {nested} .* or not a single value"):
+        read(frames.get(kind, path), tmp_path)
+
+
+def test_whole_floats_are_the_same_ids_as_integers(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"user": 1.0, "item": 2}\n{"user": 1, "item": "2.0"}\n')
+    assert decoded(read(tmp_path / "t.jsonl", tmp_path)) == {1: ["2", "2.0"]}
+    frame = pd.DataFrame({"user": [1.0, 1, "1"], "item": ["a", 2.0, 2]}, dtype=object)
+    assert decoded(read(frame, tmp_path)) == {1: ["a", "2", "2"]}
+
+
+def test_objects_of_several_types_are_read_one_by_one(tmp_path: Path) -> None:
+    times = pd.Series([6, 5, pd.Timestamp("2020-01-01")], dtype=object)
+    frame = pd.DataFrame({"user": 1, "item": [7, 8, 9], "ts": times})
+    assert decoded(read(frame, tmp_path, on_bad_rows="skip")) == {1: [8, 7]}
+
+
+def test_frames_that_are_no_tables_are_one_clear_error(tmp_path: Path) -> None:
+    imaginary = pd.DataFrame({"user": [1j], "item": [1]})
+    odd = pl.DataFrame(
+        {"user": [object()], "item": [1]}, schema={"user": pl.Object, "item": pl.Int64}
+    )
+    for frame in (imaginary, odd, pl.scan_csv(tmp_path / "absent.csv")):
+        with pytest.raises(ValueError, match=r"Frame cannot be read as a table") as caught:
+            read(frame, tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_text_may_be_called_gz_and_a_tab_may_be_spelled(tmp_path: Path) -> None:
+    plain = write_text(tmp_path / "t.csv.gz", "\t")
+    for delimiter in (None, "tab", "\\t"):
+        assert decoded(read(plain, tmp_path, delimiter=delimiter)) == EXPECTED
+
+
 def test_frames_with_gaps_keep_integer_ids(tmp_path: Path) -> None:
     frame = pd.DataFrame({"user": [1.0, 1.0, None], "item": [5, 6, 7]})
     assert decoded(read(frame, tmp_path, on_bad_rows="skip")) == {1: [5, 6]}
@@ -188,6 +319,12 @@ def test_item_table_gives_titles_and_keeps_other_columns(tmp_path: Path) -> None
     assert vocabulary.titles == ["a", "b", None]
     assert vocabulary.counts.tolist() == [1, 1, 1]
     assert vocabulary.extra == {"item_2": ["8", "9", None], "Count_2": ["7", "0", None]}
+    (tmp_path / "items.csv").write_text("id,title\n1,One\n2\n,Nobody\n3,Three\n")
+    said: list[str] = []
+    interactions = Interactions.read(events, items=tmp_path / "items.csv")
+    prepared = prepare(interactions, out=tmp_path / "prepared", progress=said.append)
+    assert prepared.vocabulary.titles == ["One", None, "Three"]
+    assert any(line.startswith("left out 2 rows of ") for line in said)
     with pytest.raises(ValueError, match="none of the 3 items is in"):
         read(events, tmp_path, items=pl.DataFrame({"item": ["x"], "title": ["y"]}))
 
@@ -244,6 +381,18 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any], str]] = {
     ),
     "not utf-8": (b"user,item\n1,\xe9\n1,2\n", {}, r"line 2: .*not UTF-8.*encoding='latin-1'"),
     "unknown encoding": (b"user,item\n1,2\n", {"encoding": "latin-99"}, "'latin-99' is unknown"),
+    "endless line": (b"user,item" * 20_000, {}, "first line of more than 128 KB"),
+    "mixed line ends": (b"user,item\n1,2\r\n1,3\n1,4\n", {}, "lines end in different ways"),
+    "json not utf-8": (
+        b'{"user": "a", "item": 2}\n{"user": "\xe9", "item": 2}\n',
+        {},
+        "row 2: .*not JSON in UTF-8.*encoding='latin-1'",
+    ),
+    "json list not utf-8": (
+        b'[{"user": "a", "item": 2}, {"user": "\xe9", "item": 2}]',
+        {},
+        "cannot be read: .*UTF-8.*encoding='latin-1'",
+    ),
     "zip": (b"PK\x03\x04rest", {}, "zip archive: unpack it"),
     "truncated gzip": (
         gzip.compress(b"user,item\n" + b"1,2\n1,3\n" * 9999)[:-20],
@@ -270,7 +419,7 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_bad_input_is_one_clear_error_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     content, options, message = ERRORS[name]
-    path = tmp_path / ("t.json" if name == "json without names" else "t.csv")
+    path = tmp_path / ("t.json" if name.startswith("json") else "t.csv")
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
         read(path, tmp_path, **options)

@@ -103,6 +103,16 @@ def test_forward_pass_equals_the_papers_equations() -> None:
     torch.testing.assert_close(hidden[0] @ weight.T + bias, expected)
 
 
+def test_the_heads_layer_norm_can_be_left_out() -> None:
+    """GELU(hW + b) as the paper's Eq. 7 has it, without the LayerNorm of the authors' code."""
+    model = BERT4Rec(5, ModelConfig(dim=8, head_norm=False)).eval()
+    tokens, at = torch.tensor([[1, 6]]), torch.tensor([1])
+    hidden = model.hidden(tokens)[0, 1]
+    expected = torch.nn.functional.gelu(hidden @ model.head.weight.T + model.head.bias)
+    torch.testing.assert_close(model.asked(tokens, at)[0], expected)
+    assert "head_norm.weight" not in model.state()
+
+
 def test_attention_rows_are_distributions_and_dropout_is_off_when_scoring(model: BERT4Rec) -> None:
     attention = model.attention(torch.tensor([1, 2, 3]))
     assert attention.shape == (2, 2, 4, 4)

@@ -13,6 +13,7 @@ from bert4rec.training.plan import available_memory, check_memory, plan_memory
 MEASURE = """
 import resource, sys, torch
 from bert4rec.config import load_config
+from bert4rec.evaluation.protocols import full_rank
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.training.losses import cross_entropy
 torch.set_num_threads(1)
@@ -27,6 +28,8 @@ for _ in range(2):
     cross_entropy(model.asked(tokens, at), *model.output(), tokens.flatten()[at]).backward()
     optimizer.step()
     optimizer.zero_grad()
+history = torch.randint(0, n_items, (256, 5))
+full_rank(model.score(torch.zeros(256), history), history[:, 0], history)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +18,7 @@ from bert4rec.data.splits import Questions, Spans
 from bert4rec.evaluation.evaluate import evaluate, full_ranks, question_batches
 from bert4rec.evaluation.metrics import UNREACHABLE
 from bert4rec.evaluation.protocols import NO_ITEM, draw_negatives, full_rank, sampled_rank
-from bert4rec.evaluation.report import markdown_table, metric_table
+from bert4rec.evaluation.report import metric_table
 from bert4rec.evaluation.result import Evaluation
 
 
@@ -295,15 +296,10 @@ def test_tables_show_the_figures_full_ranking_first() -> None:
     assert text.index("all items") < text.index("popularity") < text.index("uniform")
     cell = f"{found.value('NDCG@10', 'uniform'):.4f}".lstrip("0")
     assert cell in text
-    rows = markdown_table({"mine": found}).splitlines()
-    assert len({row.count("|") for row in rows}) == 1
-    assert rows[2].startswith("| mine |")
-    assert cell in rows[2]
-    kept = evaluate(
-        Fixed(torch.rand(25, 150)), questions, train_counts=np.arange(150), exclude_seen=False
-    )
-    with pytest.raises(ValueError, match="do not belong in one column"):
-        markdown_table({"a": found, "b": kept})
+    assert "Recall@k is HR@k, MAP@k is MRR@k" in text
+    assert "negatives could be drawn" not in text
+    short = replace(found, extras=found.extras | {"n_short_of_negatives": 3})
+    assert "For 3 users fewer than 100 negatives could be drawn" in shown(metric_table(short, "t"))
 
 
 def shown(table: object) -> str:

@@ -154,6 +154,8 @@ def test_missing_page_is_reported_with_its_address(
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'ml1m': did you mean ml-1m\? known are ml-100k, ml-1m"):
         get("ml1m")
+    with pytest.raises(ValueError, match="demo comes with the package"):
+        get("demo")
 
 
 def test_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -184,7 +186,6 @@ def test_real_ml_100k_is_read_with_titles(shared_data: Path, tmp_path: Path) -> 
     folder.mkdir()
     for name in ("u.data", "u.item"):
         (folder / name).symlink_to(shared_data / "ml-100k" / name)
-    (folder / "README").touch()
     assert get("ml-100k", tmp_path) == folder
     interactions = Interactions.read(**DATASETS["ml-100k"].read_arguments(folder))
     sequences = prepare(interactions, out=tmp_path / "prepared")

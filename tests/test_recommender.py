@@ -85,11 +85,25 @@ def test_probabilities_over_the_whole_catalogue_sum_to_one() -> None:
     assert sum(each.probability for each in fallback) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["popularity", "markov"])
+def test_probabilities_of_counted_models_are_their_own(name: str, tmp_path: Path) -> None:
+    sequences = random_histories(2)
+    config = small_config(f"model.name={name}")
+    counted = train_recommender(sequences, config, tmp_path / "model", console=quiet()).recommender
+    found = counted.recommend(["item-3"], k=N_ITEMS, exclude_seen=False)
+    assert sum(each.probability for each in found) == pytest.approx(1, abs=1e-5)
+    if name == "popularity":
+        counts = counted.model.state()["counts"].clamp(min=0.5)
+        assert found.items[0].probability == pytest.approx(float(counts.max() / counts.sum()))
+
+
 def test_bad_arguments_say_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="k is 0"):
         RECOMMENDER.recommend(["item-1"], k=0)
     with pytest.raises(ValueError, match="list of item ids"):
         RECOMMENDER.recommend("item-1")
+    with pytest.raises(ValueError, match="k is -1"):
+        RECOMMENDER.similar("item-1", k=-1)
     with pytest.raises(ValueError, match="'nothing' is not in the model's catalogue"):
         RECOMMENDER.similar("nothing")
     with pytest.raises(ValueError, match="nothing to explain"):
@@ -146,7 +160,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "items.parquet", "config.json", "about.json"]
+    "name",
+    ["model.safetensors", "items.parquet", "config.json", "about.json", "manifest.json"],
 )
 def test_truncated_and_flipped_files_are_refused_by_name(saved: Path, name: str) -> None:
     content = (saved / name).read_bytes()
@@ -154,12 +169,19 @@ def test_truncated_and_flipped_files_are_refused_by_name(saved: Path, name: str)
     with pytest.raises(ValueError, match=f"{name} is damaged"):
         Recommender.load(saved)
     flipped = bytearray(content)
-    flipped[len(flipped) // 2] ^= 4
+    flipped[len(flipped) // 2] ^= 4  # in the manifest, within a checksum or a name
     (saved / name).write_bytes(flipped)
-    with pytest.raises(ValueError, match=f"{name} is damaged"):
+    with pytest.raises(ValueError, match=r"is damaged|is missing"):
         Recommender.load(saved)
     (saved / name).unlink()
-    with pytest.raises(ValueError, match=f"{name} is missing"):
+    with pytest.raises(ValueError, match=f"{name} is missing|has no {name}"):
+        Recommender.load(saved)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"files": {"a": {}}}', '{"files": 3}', "{"])
+def test_a_manifest_of_another_shape_is_refused(saved: Path, content: str) -> None:
+    (saved / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
         Recommender.load(saved)
 
 

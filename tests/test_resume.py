@@ -120,6 +120,23 @@ def test_killed_in_the_first_save_there_is_nothing_to_resume_and_a_fresh_start_w
     assert_same_run(uninterrupted, out)
 
 
+def test_leftovers_of_a_process_with_our_number_are_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container every run may be process 1, and a kill in mid-save leaves its directory."""
+    from toys import quiet, random_histories, small_config
+
+    from bert4rec.pipeline import train_recommender
+
+    leftover = tmp_path / "model" / "checkpoints" / f".000001.{os.getpid()}.tmp"
+    leftover.mkdir(parents=True)
+    (leftover / "weights.safetensors").write_bytes(b"half")
+    other = leftover.with_name(".000007.1.tmp")
+    other.mkdir()
+    config = small_config("epochs=1", "second_stage.epochs=0", "training.checkpoint_minutes=0")
+    out = tmp_path / "model"
+    train_recommender(random_histories(0), config, out, overwrite=True, console=quiet())
+    assert (out / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
 def test_asked_to_stop_it_finishes_the_step_and_saves(
     uninterrupted: Path, tmp_path: Path, kind: str

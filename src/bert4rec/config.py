@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -23,6 +23,11 @@ Positive = Annotated[int, Field(ge=1)]
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_is_nothing(cls, value: Any) -> Any:
+        return None if value == "none" else value  # TOML has no null
 
 
 class DataConfig(Settings):
@@ -89,15 +94,15 @@ class TrainingConfig(Settings):
     window_step: Annotated[float, Field(gt=0, le=1)] | None = Field(
         0.5,
         description="slide over histories longer than max_len in steps of this share of it; "
-        "null reads only the last max_len items",
+        "none reads only the last max_len items",
     )
     validate_every: Positive = Field(2, description="epochs between two validations")
     validation_users: Positive | None = Field(
-        2000, description="users in a validation during training, drawn once; null asks all"
+        2000, description="users in a validation during training, drawn once; none asks all"
     )
     patience: Positive | None = Field(
         15,
-        description="stop after this many validations without a better NDCG@10; null never stops",
+        description="stop after this many validations without a better NDCG@10; none never stops",
     )
     checkpoint_minutes: Annotated[float, Field(ge=0)] = Field(
         2.0, description="save a checkpoint at least this often (at every validation in any case)"
@@ -115,7 +120,7 @@ class SecondStageConfig(Settings):
     )
     patience: Positive | None = Field(
         10,
-        description="stop after this many validations without a better NDCG@10; null never stops",
+        description="stop after this many validations without a better NDCG@10; none never stops",
     )
 
 

@@ -17,19 +17,24 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 
-def write_file(path: Path, content: bytes | str) -> None:
-    """The new content or the old one, never a part of either, whatever happens meanwhile."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; on success the file takes the place of `path` at once."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        _flush_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush_directory(path.parent)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """The new content or the old one, never a part of either, whatever happens meanwhile."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
@@ -38,6 +43,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     assert not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had our number
     temporary.mkdir()
     try:
         yield temporary
@@ -64,21 +70,25 @@ def write_manifest(directory: Path, names: Iterable[str] | None = None) -> None:
 def verify_manifest(directory: Path) -> None:
     """Raise a ValueError that names the first file which is missing, cut short or changed."""
     try:
-        files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        files = {
+            str(name): (int(facts["bytes"]), str(facts["sha256"]))
+            for name, facts in manifest["files"].items()
+        }
     except FileNotFoundError:
         raise ValueError(f"{directory} has no {MANIFEST}: it is not complete") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise ValueError(f"{directory / MANIFEST} is damaged: it is not valid JSON") from None
-    for name, expected in files.items():
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{directory / MANIFEST} is damaged: copy the directory again") from None
+    for name, (n_bytes, digest) in files.items():
         path = directory / name
         if not path.is_file():
             raise ValueError(f"{path} is missing: copy the whole directory again")
-        if path.stat().st_size != expected["bytes"]:
+        if path.stat().st_size != n_bytes:
             raise ValueError(
                 f"{path} is damaged: it has {path.stat().st_size:,} bytes instead of "
-                f"{expected['bytes']:,}; copy the directory again"
+                f"{n_bytes:,}; copy the directory again"
             )
-        if sha256(path) != expected["sha256"]:
+        if sha256(path) != digest:
             raise ValueError(f"{path} is damaged: its SHA-256 differs; copy the directory again")
 
 

@@ -23,7 +23,7 @@ from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.models import COUNTED, LEARNED, MODELS, Model
 from bert4rec.recommender import Recommender
-from bert4rec.training.checkpoint import delete_checkpoints
+from bert4rec.training.checkpoint import delete_checkpoints, has_checkpoint
 from bert4rec.training.loop import train
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
@@ -53,22 +53,14 @@ def train_recommender(
     out = Path(out)
     if config.model.name not in MODELS:
         raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
-    if (out / MANIFEST).exists() and not overwrite:
-        raise ValueError(
-            f"{out} holds a finished model: name another directory, or pass --overwrite"
-        )
-    if (out / "checkpoints").is_dir() and not (resume or overwrite):
-        raise ValueError(
-            f"{out} holds a training that was interrupted: pass --resume to go on with it, "
-            "or --overwrite to start anew"
-        )
-    out.mkdir(parents=True, exist_ok=True)
+    _check_directory(out, resume, overwrite)
     split = SPLITS[config.data.split](sequences)
-    _check_questions(split)
+    _check_split(split)
     model, facts = _fit(split, sequences, config, out, resume, tensorboard, console)
     about = _about(sequences, config) | facts
     recommender = Recommender(model, sequences.vocabulary, config, about)
     evaluation = evaluate_questions(model, split.test, split, config, on_evaluation)
+    (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
     save_evaluation(evaluation, sequences, out)
     baselines = {}
     for name in COUNTED.keys() - {config.model.name}:
@@ -124,6 +116,7 @@ def _fit(
         return COUNTED[config.model.name].fit(split.train, split.n_items), {}
     longest = int(split.train.lengths.max())
     plan = check_memory(config, split.n_items, longest, available_memory())
+    out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.training.seed)
     model = LEARNED[config.model.name](split.n_items, config.model)
     identity = {"config": config.model_dump(mode="json"), "data": sequences.fingerprint}
@@ -175,12 +168,33 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _check_questions(split: Split) -> None:
-    if not len(split.test):
+def _check_directory(out: Path, resume: bool, overwrite: bool) -> None:
+    """A finished model or an interrupted training is replaced only when somebody says so."""
+    is_interrupted = has_checkpoint(out)
+    if is_interrupted and not (resume or overwrite):
         raise ValueError(
-            "nobody is left to test on: leave-one-out needs users with three or more actions, "
-            "and a global-time split users with actions in each period; use more data"
+            f"{out} holds a training that was interrupted: pass --resume to go on with it, "
+            "or --overwrite to start anew"
         )
+    if (out / MANIFEST).exists() and not (overwrite or (resume and is_interrupted)):
+        raise ValueError(
+            f"{out} holds a finished model: name another directory, or pass --overwrite"
+        )
+
+
+def _check_split(split: Split) -> None:
+    sizes = {
+        "train on": len(split.train),
+        "validate on": len(split.validation),
+        "test on": len(split.test),
+    }
+    for what, size in sizes.items():
+        if not size:
+            raise ValueError(
+                f"nothing is left to {what}: leave-one-out needs users with three or more actions, "
+                "and a global-time split users with actions in each period; use more data or "
+                "weaker filters"
+            )
 
 
 def _about(sequences: Sequences, config: Config) -> dict[str, Any]:

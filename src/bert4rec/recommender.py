@@ -1,7 +1,7 @@
 """Raw ids in; raw ids, scores, titles and reasons out, by the same `score` that was evaluated.
 
-A model on disk is a directory: `config.json`, `model.safetensors`, `items.parquet`, `about.json`,
-`metrics.json` when it was evaluated, and `manifest.json`, written last, which vouches for all.
+A model on disk is a directory: `config.json`, `model.safetensors`, `items.parquet`, `about.json`
+and `manifest.json`, written last, which vouches for them. Its evaluation lies beside them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from bert4rec.config import Config, parse_config
 from bert4rec.data.sequences import Vocabulary
-from bert4rec.durable import MANIFEST, verify_manifest, write_file, write_manifest
+from bert4rec.durable import MANIFEST, new_file, verify_manifest, write_file, write_manifest
 from bert4rec.models import MODELS, Model
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.popularity import Popularity
 
 FORMAT_VERSION = 1
+FILES = ("about.json", "config.json", "model.safetensors", "items.parquet")  # a whole model
 BATCH = 256
 RawId = str | int
 
@@ -74,8 +76,7 @@ class Recommender:
     ) -> None:
         assert model.n_items == len(vocabulary)
         self.model, self.vocabulary, self.config, self.about = model, vocabulary, config, about
-        counts = torch.from_numpy(vocabulary.counts).float()
-        self._popularity = counts.clamp(min=0.5).log()  # log-counts; their softmax is the share
+        self._popularity = Popularity(torch.from_numpy(vocabulary.counts))
 
     def recommend(
         self,
@@ -99,8 +100,7 @@ class Recommender:
         block: Iterable[object] | None = None,
     ) -> Iterator[Recommendations]:
         """One answer a history, in order; histories are read and answered a batch at a time."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is {k!r}: ask for one item or more")
+        _check_k(k)
         excluded = self._excluded(allow, block)
         source = iter(histories)
         while batch := list(islice(source, BATCH)):
@@ -108,6 +108,7 @@ class Recommender:
 
     def similar(self, item: object, k: int = 10) -> list[Recommendation]:
         """Items whose vectors point the same way; the score is the cosine."""
+        _check_k(k)
         token = self._token_or_error(item)
         vectors = torch.nn.functional.normalize(self._bert4rec("similar").item_vectors(), dim=1)
         cosines = vectors @ vectors[token]
@@ -171,7 +172,7 @@ class Recommender:
         strangers = torch.full((len(histories),), -1)
         scores = self.model.score(strangers, padded)
         is_empty = torch.tensor([not tokens for tokens in histories])
-        return torch.where(is_empty[:, None], self._popularity, scores)
+        return torch.where(is_empty[:, None], self._popularity.score(strangers, padded), scores)
 
     def _excluded(self, allow: Iterable[object] | None, block: Iterable[object] | None) -> Tensor:
         excluded = torch.zeros(len(self.vocabulary), dtype=torch.bool)
@@ -208,10 +209,9 @@ class Recommender:
         write_file(directory / "config.json", self.config.model_dump_json(indent=2))
         tensors = {name: tensor.contiguous() for name, tensor in self.model.state().items()}
         write_file(directory / "model.safetensors", save(tensors))
-        self.vocabulary.save(directory / "items.parquet")
-        names = ["about.json", "config.json", "model.safetensors", "items.parquet"]
-        names += [name for name in ("metrics.json",) if (directory / name).exists()]
-        write_manifest(directory, names)
+        with new_file(directory / "items.parquet") as path:
+            self.vocabulary.save(path)
+        write_manifest(directory, FILES)
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
@@ -237,6 +237,11 @@ class Recommender:
         tensors = _read_tensors(directory / "model.safetensors")
         model = MODELS[config.model.name].restore(tensors, config.model, len(vocabulary))
         return cls(model, vocabulary, config, about)
+
+
+def _check_k(k: int) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k is {k!r}: ask for one item or more")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

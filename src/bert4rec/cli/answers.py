@@ -7,11 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import output, progress_bar, say
+from bert4rec.cli.console import (
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    OnBadRows,
+    TimeColumn,
+    UserColumn,
+    output,
+    progress_bar,
+    say,
+)
 from bert4rec.cli.models import training_data
 
 if TYPE_CHECKING:
-    from bert4rec.recommender import Recommendation, Recommender
+    from bert4rec.recommender import Recommendation
 
 ModelDirectory = Annotated[Path, typer.Argument(help="Directory of a trained model.")]
 History = Annotated[str | None, typer.Option(help="Item ids, oldest first, separated by commas.")]
@@ -41,8 +52,20 @@ def recommend(
     data: Annotated[
         str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
     ] = None,
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    on_bad_rows: OnBadRows = "error",
 ) -> None:
     """Recommend the next items for one history, or for many users into a file."""
+    import tempfile
+
+    from bert4rec.batch import recommend_users
+    from bert4rec.data.prepare import prepare
+    from bert4rec.data.sources import Reading, interactions_of
     from bert4rec.recommender import Recommender
 
     if (history is None) == (users is None):
@@ -61,41 +84,22 @@ def recommend(
         return
     assert users is not None
     assert out is not None
-    _recommend_users(recommender, users, out, k, not keep_seen, allowed, blocked, data)
-
-
-def _recommend_users(
-    recommender: Recommender,
-    users: str,
-    out: Path,
-    k: int,
-    exclude_seen: bool,
-    allow: list[str] | None,
-    block: list[str] | None,
-    data: str | None,
-) -> None:
-    import tempfile
-
-    from bert4rec.batch import recommend_users
-    from bert4rec.data.interactions import Interactions
-    from bert4rec.data.prepare import prepare
-
+    reading = Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
     with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
         if users == "all":
             sequences = training_data(recommender.about, data)
         else:
-            interactions = Interactions.read(users)
-            sequences = prepare(
-                interactions, out=Path(folder) / "users", for_training=False, progress=say
-            )
+            interactions = interactions_of(users, reading)
+            place = Path(folder) / "users"
+            sequences = prepare(interactions, out=place, for_training=False, progress=say)
         n_rows = recommend_users(
             recommender,
             sequences,
             out,
             k=k,
-            exclude_seen=exclude_seen,
-            allow=allow,
-            block=block,
+            exclude_seen=not keep_seen,
+            allow=allowed,
+            block=blocked,
             on_progress=update,
         )
     output.print(f"{n_rows:,} recommendations for {sequences.n_users:,} users are in {out}")

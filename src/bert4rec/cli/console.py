@@ -44,6 +44,9 @@ Items = Annotated[
         "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
     ),
 ]
+SortMemory = Annotated[
+    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
+]
 Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
 ConfigFile = Annotated[
     str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")

@@ -19,6 +19,7 @@ from bert4rec.cli.console import (
     Overrides,
     RatingColumn,
     Recipe,
+    SortMemory,
     TimeColumn,
     UserColumn,
     output,
@@ -67,9 +68,7 @@ def prepare(
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
-    memory: Annotated[
-        str, typer.Option(help="Memory for sorting; the rest goes to disk.")
-    ] = "512MB",
+    memory: SortMemory = "512MB",
     user: UserColumn = None,
     item: ItemColumn = None,
     time: TimeColumn = None,

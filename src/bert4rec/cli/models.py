@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +20,7 @@ from bert4rec.cli.console import (
     Overrides,
     RatingColumn,
     Recipe,
+    SortMemory,
     TimeColumn,
     UserColumn,
     errors,
@@ -54,6 +57,7 @@ def train(
         bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    memory: SortMemory = "512MB",
     user: UserColumn = None,
     item: ItemColumn = None,
     time: TimeColumn = None,
@@ -74,17 +78,18 @@ def train(
     settings = load_config(recipe, config, overrides or ())
     reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
     with progress_bar("downloading") as on_download:
-        sequences = open_data(data, settings.data, reading, say=say, on_download=on_download)
+        sequences = open_data(
+            data, settings.data, reading, memory_limit=memory, say=say, on_download=on_download
+        )
     _describe(sequences)
-    outcome = _train(
-        sequences, settings, out, f"{data} --out {out}", resume, overwrite, tensorboard, threads
-    )
+    again = ["bert4rec", *sys.argv[1:], *([] if resume else ["--resume"])]
+    outcome = _train(sequences, settings, out, again, resume, overwrite, tensorboard, threads)
     _show(outcome, out)
     history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
     _next_commands(
-        f"bert4rec recommend {out} --history {history}",
-        f"bert4rec recommend {out} --users all --out recs.parquet",
-        f"bert4rec compare {out}/baselines/markov {out}",
+        ["recommend", out, "--history", history],
+        ["recommend", out, "--users", "all", "--out", "recs.parquet"],
+        ["compare", out / "baselines" / "markov", out],
     )
 
 
@@ -100,7 +105,8 @@ def demo(
 
     sequences = open_data("demo", say=say)
     _describe(sequences)
-    outcome = _train(sequences, load_config("demo"), out, "demo", False, True, False, None)
+    again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
+    outcome = _train(sequences, load_config("demo"), out, again, False, True, False, None)
     _show(outcome, out)
     best = best_possible()
     output.print(
@@ -119,10 +125,10 @@ def demo(
     output.print(table)
     ids = ",".join(str(raw) for raw in watched)
     _next_commands(
-        f"bert4rec recommend {out} --history {ids}",
-        f"bert4rec explain {out} --history {ids} --item {found.item}",
-        f"bert4rec compare {out}/baselines/markov {out}",
-        "bert4rec train your_clicks.csv",
+        ["recommend", out, "--history", ids],
+        ["explain", out, "--history", ids, "--item", found.item],
+        ["compare", out / "baselines" / "markov", out],
+        ["train", "your_clicks.csv"],
     )
 
 
@@ -151,6 +157,8 @@ def evaluate(
 
     recommender = Recommender.load(model)
     settings = override_config(recommender.config, overrides or ())
+    if settings != recommender.config.model_copy(update={"evaluation": settings.evaluation}):
+        raise ValueError("--set: only settings of the section `evaluation` can change here")
     sequences = training_data(recommender.about, data)
     split = split_of(recommender, sequences)
     with progress_bar("evaluating") as update:
@@ -214,7 +222,7 @@ def _train(
     sequences: Sequences,
     settings: Config,
     out: Path,
-    command: str,
+    again: list[str],
     resume: bool,
     overwrite: bool,
     tensorboard: bool,
@@ -242,11 +250,8 @@ def _train(
                 on_evaluation=on_evaluation,
             )
     except Interrupted:
-        errors.print(
-            f"Stopped; everything so far is saved in {out}. Go on with the same command and "
-            f"[bold]--resume[/bold]: bert4rec train {command} … --resume",
-            highlight=False,
-        )
+        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
+        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
@@ -266,25 +271,23 @@ def _show(outcome: Outcome, out: Path) -> None:
     table = Table(title="Against simple rivals", title_justify="left")
     table.add_column("model")
     rivals = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
-    for protocol in outcome.evaluation.metrics:
-        for metric in ("HR@10", "NDCG@10"):
-            title = column_title(protocol, outcome.evaluation)
-            table.add_column(f"{metric}\n{title}", justify="right")
+    ks = outcome.recommender.config.evaluation.ks
+    k = 10 if 10 in ks else max(ks)
+    columns = [(p, m) for p in outcome.evaluation.metrics for m in (f"HR@{k}", f"NDCG@{k}")]
+    for protocol, metric in columns:
+        title = column_title(protocol, outcome.evaluation)
+        table.add_column(f"{metric}\n{title}", justify="right")
     for name, evaluation in rivals.items():
-        cells = [
-            figure(evaluation.value(metric, protocol))
-            for protocol in evaluation.metrics
-            for metric in ("HR@10", "NDCG@10")
-        ]
-        table.add_row(name, *cells)
+        table.add_row(name, *(figure(evaluation.value(m, p)) for p, m in columns))
     output.print(table)
-    output.print(f"The model, its metrics and per-user results are in [bold]{out}[/bold].\n")
+    output.print(f"The model, its metrics and per-user results are in {out}\n", markup=False)
 
 
-def _next_commands(*commands: str) -> None:
+def _next_commands(*commands: list[object]) -> None:
     output.print("Next:")
     for command in commands:
-        output.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+        words = shlex.join(["bert4rec", *map(str, command)])
+        output.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -33,7 +33,7 @@ def identifier(name: str) -> str:
 
 def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) -> None:
     """Columns of equal length as a Parquet file, without a dependency beyond DuckDB."""
-    arrays = {name: _duckdb_column(values) for name, values in columns.items()}
+    arrays = {name: as_column(values) for name, values in columns.items()}
     selected = ", ".join(map(identifier, arrays))
     with connect() as connection:
         connection.register("columns", arrays)
@@ -50,7 +50,8 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-def _duckdb_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:
+def as_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:
+    """Values as DuckDB takes them in a dict of columns; None stays None."""
     if isinstance(values, np.ndarray):
         return values
     column = np.empty(len(values), dtype=object)

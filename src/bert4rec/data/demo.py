@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bert4rec.data.demo_films import N_GENRES, catalogue
 from bert4rec.data.sequences import Sequences, Vocabulary
+from bert4rec.durable import new_file
 
 # Legend: U members still watching, V films, F franchises, G genres.
 
@@ -215,11 +216,11 @@ def write_csv(directory: Path) -> tuple[Path, Path]:
     """The data set as a newcomer's own would look: `interactions.csv` and `items.csv`."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = directory / "interactions.csv", directory / "items.csv"
-    with paths[0].open("w", encoding="utf-8", newline="") as file:
+    with new_file(paths[0]) as path, path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["user", "item", "timestamp"])
         writer.writerows(interactions())
-    with paths[1].open("w", encoding="utf-8", newline="") as file:
+    with new_file(paths[1]) as path, path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, ["item", "title", "genre", "franchise"])
         table.writeheader()
         table.writerows(items())

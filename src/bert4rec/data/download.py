@@ -9,6 +9,7 @@ import stat
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from email.message import Message
 from pathlib import Path, PurePosixPath
@@ -77,6 +78,10 @@ def _transfer(
         # What we hold is as long as the file, or longer: not a beginning of it worth keeping.
         part.unlink()
         return _transfer(opener, url, part, max_bytes, progress)
+    except urllib.error.URLError:
+        raise
+    except OSError as error:  # urllib wraps what happens while it asks, not while it waits
+        raise _ConnectionLost(str(error) or type(error).__name__) from error
     with response:
         resumes = response.status == http.client.PARTIAL_CONTENT
         if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {n_held}-"):
@@ -212,7 +217,7 @@ def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: i
                 )
             for member in members:
                 _extract_one(zipped, entries[member], folder / PurePosixPath(member).name)
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise ValueError(f"{archive} is not a zip archive that can be read: {error}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Filters:
     keep_last: int | None = None
 
     def __post_init__(self) -> None:
+        if self.min_rating is not None and not math.isfinite(self.min_rating):
+            raise ValueError(f"min_rating is {self.min_rating}: choose a number, or None for all")
         for name in _MINIMA:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it cannot be negative")

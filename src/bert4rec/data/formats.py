@@ -22,7 +22,8 @@ from bert4rec.data.table_file import TableFile, open_unpacked, readable, unpack
 
 HEAD_BYTES = 1 << 17  # enough of a file to see its shape
 DELIMITERS = ("::", "\t", ",", ";", "|", " ")
-USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".txt": " ", ".inter": "\t"}
+USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".inter": "\t"}
+SPELLED_DELIMITER = {"tab": "\t", "\\t": "\t"}  # as typed on a command line
 
 
 def inspect_file(
@@ -55,14 +56,24 @@ def inspect_file(
         raise ValueError(f"{path} is empty")
     if text.lstrip()[0] in "{[" and (text.lstrip()[0] == "{" or path.suffix != ".csv"):
         return _inspect_json(path, text, is_whole, is_gzip, encoding)
+    leading = re.match(r"(?:[ \t\r]*\n)*", text)
+    assert leading
+    sample = text[leading.end() :]
+    if not is_whole:
+        sample = sample[: sample.rfind("\n") + 1]
+    if not sample:
+        raise ValueError(
+            f"{path} has a first line of more than {HEAD_BYTES >> 10} KB: "
+            "a table has one interaction a line"
+        )
     suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
     return _inspect_text(
-        TableFile(path, "text", (), is_gzip, encoding),
-        text if is_whole else text[: text.rfind("\n") + 1],
+        TableFile(path, "text", (), is_gzip, encoding, skip=leading[0].count("\n")),
+        sample,
         USUAL_DELIMITER.get(suffix.lower()),
         roles,
         set(named),
-        delimiter,
+        SPELLED_DELIMITER.get(delimiter, delimiter) if delimiter else None,
         header,
     )
 
@@ -151,11 +162,15 @@ def _inspect_text(
         chosen,
         '"' if has_quotes else "",
         header,
+        table.skip,
     )
 
 
 def _sniff_delimiter(sample: str, usual: str | None) -> str | None:
-    """The first delimiter that splits all sampled rows into equally many cells."""
+    """The first delimiter that splits all sampled rows into equally many cells.
+
+    A blank comes last: dates and titles hold blanks too.
+    """
     order = ([usual] if usual else []) + [d for d in DELIMITERS if d != usual]
     splitting = []
     for delimiter in order:

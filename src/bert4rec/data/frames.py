@@ -5,12 +5,12 @@ Each becomes a Parquet file in the working folder, so that everything after it r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 
 from bert4rec.data.database import connect, quoted, write_parquet
@@ -24,7 +24,8 @@ def frame_columns(frame: Any) -> tuple[str, ...]:
     if isinstance(frame, list | tuple):
         return TUPLE_COLUMNS[: _tuple_length(frame)]
     if hasattr(frame, "collect_schema"):  # polars, lazy or not
-        return tuple(frame.collect_schema().names())
+        with _readable(frame):
+            return tuple(frame.collect_schema().names())
     names = getattr(frame, "column_names", None)  # an Arrow table
     if names is None:
         names = getattr(frame, "columns", None)
@@ -33,25 +34,56 @@ def frame_columns(frame: Any) -> tuple[str, ...]:
             f"cannot read interactions from a {type(frame).__name__}: pass a path, a pandas or "
             "polars frame, or a list of (user, item[, time[, rating]]) tuples"
         )
-    return tuple(str(name) for name in names)
+    with _readable(frame):
+        return tuple(str(name) for name in names)
 
 
-def write_frame(frame: Any, path: Path) -> None:
+def write_frame(frame: Any, path: Path, ids: Collection[str] = ()) -> None:
+    """Write a frame as Parquet; `ids` names its columns of ids."""
     if isinstance(frame, list | tuple):
         _write_tuples(frame, path)
-    elif hasattr(frame, "sink_parquet"):  # a lazy polars frame
-        frame.sink_parquet(path)
-    elif hasattr(frame, "write_parquet"):  # polars' own writer: DuckDB would need pyarrow
-        frame.write_parquet(path)
-    else:
-        with connect() as connection:
-            try:
+        return
+    with _readable(frame):
+        if hasattr(frame, "sink_parquet"):  # a lazy polars frame
+            frame.sink_parquet(path)
+        elif hasattr(frame, "write_parquet"):  # polars' own writer: DuckDB would need pyarrow
+            frame.write_parquet(path)
+        else:
+            if hasattr(frame, "dtypes"):  # pandas
+                frame = _plain_pandas(frame, ids)
+            with connect() as connection:
+                # A sample of the objects in a column would not tell the type of all.
+                connection.execute("SET pandas_analyze_sample = 0")
                 connection.register("frame", frame)
                 connection.execute(f"COPY frame TO {quoted(path)} (FORMAT parquet)")
-            except duckdb.Error as error:
-                reason = str(error).splitlines()[0]
-                kind = type(frame).__name__
-                raise ValueError(f"the {kind} cannot be read as a table: {reason}") from None
+
+
+@contextmanager
+def _readable(frame: Any) -> Iterator[None]:
+    """Whatever a frame's own library says about it becomes one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        kind = type(frame).__name__
+        raise ValueError(f"the {kind} cannot be read as a table: {reason}") from None
+
+
+def _plain_pandas(frame: Any, ids: Collection[str]) -> Any:
+    """A pandas frame without what DuckDB would change: objects as ids, zones of nanoseconds."""
+    plain = frame.copy(deep=False)
+    for name, dtype in frame.dtypes.items():
+        if str(dtype) == "object" and str(name) in ids:
+            plain[name] = frame[name].map(_single_id)
+        elif str(dtype).startswith("datetime64[ns, "):
+            plain[name] = frame[name].dt.tz_convert(None)
+    return plain
+
+
+def _single_id(value: object) -> object:
+    if isinstance(value, float | np.floating):
+        return id_text(value)
+    return None if isinstance(value, dict | list | tuple | set | np.ndarray) else value
 
 
 def _tuple_length(rows: Sequence[Any]) -> int:

@@ -27,13 +27,18 @@ class Table:
     name: str
     columns: tuple[str, ...]
     roles: dict[Role, int]
+    is_time_guessed: bool = False  # by its place, where a rating could be as well
 
     def as_file(self, path: Path) -> Table:
         """The same table as a file: itself, or a frame written to `path`."""
         if isinstance(self.source, TableFile):
             return self
-        write_frame(self.source, path)
+        write_frame(self.source, path, [self.columns[at] for at in self.id_positions])
         return replace(self, source=TableFile(path, "parquet", self.columns))
+
+    @property
+    def id_positions(self) -> set[int]:
+        return {at for role, at in self.roles.items() if role in ("user", "item")}
 
     def content(self) -> dict[str, Any]:
         """What a prepared data set depends on: the bytes, and how they are read."""
@@ -142,12 +147,18 @@ def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
     name = str(source.path) if is_file else f"the {type(source).__name__}"
     is_guessed = is_file and not source.has_header
     roles: dict[Role, int] = {}
-    for role, wanted in named.items():
+    for role, wanted in sorted(named.items(), key=lambda pair: pair[1] is None):  # named ones first
         if is_guessed and wanted is None:
             continue
         is_required = role in ("user", "item")
         at = find_column(role, columns, wanted, name, is_required=is_required)
-        if at is not None:
+        other = next((other for other in roles if roles[other] == at), None)
+        if other is not None and (wanted is not None or is_required):
+            raise ValueError(
+                f"{name}: the column {columns[roles[other]]!r} cannot be both the {other} and the "
+                f"{role}: name another one with {role}=… (--{role} on the command line)"
+            )
+        if at is not None and other is None:
             roles[role] = at
     if is_guessed:  # positions fill in what was not named
         for role, at in positions_without_header(len(columns)).items():
@@ -156,7 +167,8 @@ def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
         for role in ("user", "item"):
             if role not in roles:
                 find_column(role, columns, None, name, is_required=True)
-    return Table(source, name, columns, roles)
+    is_time_guessed = is_guessed and named["time"] is None and "rating" not in roles
+    return Table(source, name, columns, roles, is_time_guessed)
 
 
 def _item_table(source: Any, interactions: Table) -> Table:
@@ -171,6 +183,8 @@ def _item_table(source: Any, interactions: Table) -> Table:
     # The column that is called as in the interactions holds the same ids, when there are two.
     own_name = plain(interactions.columns[interactions.roles["item"]])
     same = next((column for column in columns if plain(column) == own_name), None)
+    if same is None and find_column("item", columns, None, name, is_required=False) is None:
+        same = next((column for column in columns if plain(column) == "id"), None)
     item_at = find_column("item", columns, same, name, is_required=True)
     title_at = find_column("title", columns, None, name, is_required=False)
     assert item_at is not None

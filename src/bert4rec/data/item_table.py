@@ -9,7 +9,7 @@ import duckdb
 
 from bert4rec.data.database import identifier, quoted
 from bert4rec.data.interactions import Table
-from bert4rec.data.staging import text_relation
+from bert4rec.data.staging import n_malformed_lines, text_relation
 from bert4rec.data.table_file import readable
 
 OWN_COLUMNS = ("token", "item", "count", "title")
@@ -35,6 +35,11 @@ def write_items(
         positions = [items.roles["item"], items.roles.get("title"), *others]
         relation = text_relation(items, positions, folder, "rejects_items")
         connection.execute(f"INSERT INTO described {relation}")
+    no_id = connection.execute("DELETE FROM described WHERE coalesce(id, '') = ''").fetchone()
+    assert no_id is not None
+    n_unusable = no_id[0] + n_malformed_lines(connection, items, "rejects_items")
+    if n_unusable:
+        progress(f"left out {n_unusable:,} rows of {items.name}: malformed, or without an id")
     # Ids that are described twice keep their first description.
     first = "SELECT * FROM described QUALIFY row_number() OVER (PARTITION BY id ORDER BY rowid) = 1"
     found = connection.execute(

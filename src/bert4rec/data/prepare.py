@@ -27,6 +27,7 @@ from bert4rec.data.staging import stage
 from bert4rec.environment import Environment
 
 SLICE = 1 << 20  # rows fetched at a time
+FILES = {"meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet"}
 
 Progress = Callable[[str], None]
 
@@ -35,8 +36,8 @@ def prepare(
     interactions: Interactions,
     filters: Filters = Filters(),  # noqa: B008 (frozen)
     *,
-    out: Path | None = None,
-    cache: Path | None = None,
+    out: str | Path | None = None,
+    cache: str | Path | None = None,
     memory_limit: str = "512MB",
     threads: int | None = None,
     for_training: bool = True,
@@ -49,17 +50,19 @@ def prepare(
     `meta["dropped"]` of the result lists what each step left out.
     """
     say: Progress = progress or (lambda message: None)
-    parent = out.parent if out else (cache or Environment().prepared)
+    out = None if out is None else Path(out)
+    parent = out.parent if out else Path(cache or Environment().prepared)
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".preparing-") as name:
         folder = Path(name)
         interactions = interactions.as_files(folder)
-        key = _content_key(interactions, filters)
+        key = _content_key(interactions, filters, for_training)
         target = out or parent / key[:32]
         if (prepared := _intact(target, key)) is not None:
             say(f"reused {target}, prepared before from the same data")
             return prepared
-        _refuse_to_overwrite(target)
+        if out is not None:  # a folder of the cache is always ours
+            _refuse_to_overwrite(out)
         connection = _database(folder, memory_limit, threads)
         try:
             finished = folder / "finished"
@@ -78,12 +81,13 @@ def prepare(
     return Sequences.load(target)
 
 
-def _content_key(interactions: Interactions, filters: Filters) -> str:
-    """A hash of all that decides the result: the bytes read, the columns, the filters."""
+def _content_key(interactions: Interactions, filters: Filters, for_training: bool) -> str:
+    """A hash of all that decides the result, and whether it was found fit for training."""
     content = {
         "format": FORMAT_VERSION,
         "interactions": interactions.content(),
         "filters": filters.as_dict(),
+        "for_training": for_training,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -96,7 +100,7 @@ def _intact(directory: Path, key: str) -> Sequences | None:
             return None
         found = fingerprint_of(sequences.tokens, sequences.offsets, sequences.vocabulary.ids)
         n_times = sequences.n_interactions if sequences.times is None else len(sequences.times)
-    except (ValueError, OSError, EOFError, KeyError, AssertionError, duckdb.Error):
+    except (ValueError, OSError, EOFError, LookupError, TypeError, AssertionError, duckdb.Error):
         return None
     is_whole = (directory / "users.parquet").is_file() and n_times == sequences.n_interactions
     return sequences if is_whole and found == sequences.meta["fingerprint"] else None
@@ -105,8 +109,19 @@ def _intact(directory: Path, key: str) -> Sequences | None:
 def _refuse_to_overwrite(target: Path) -> None:
     if target.is_file():
         raise ValueError(f"{target} is a file: name a directory for the prepared data")
-    if target.is_dir() and any(target.iterdir()) and not (target / "meta.json").is_file():
-        raise ValueError(f"{target} holds other files: name an empty or a new directory")
+    found = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    if found and not (found <= FILES and _is_ours(target / "meta.json")):
+        raise ValueError(
+            f"{target} holds other files than prepared data: name an empty or a new directory"
+        )
+
+
+def _is_ours(meta: Path) -> bool:
+    try:
+        content = json.loads(meta.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "content_key" in content
 
 
 def _database(folder: Path, memory_limit: str, threads: int | None) -> duckdb.DuckDBPyConnection:

@@ -60,7 +60,7 @@ class PublicDataset:
     @property
     def files(self) -> tuple[str, ...]:
         """What has to be in the folder before the set can be read."""
-        return tuple(PurePosixPath(member).name for member in self.members) or (self.file_name,)
+        return (self.table,) if self.item_table is None else (self.table, self.item_table)
 
     def read_arguments(self, folder: Path) -> dict[str, Any]:
         """The arguments of `Interactions.read` for the files that `get` put into `folder`."""
@@ -183,6 +183,8 @@ DATASETS: dict[str, PublicDataset] = {
 def dataset_named(name: str) -> PublicDataset:
     if name in DATASETS:
         return DATASETS[name]
+    if name == "demo":
+        raise ValueError("demo comes with the package: use it by its name, nothing is downloaded")
     near = difflib.get_close_matches(name.lower(), DATASETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ValueError(f"no data set is named {name!r}: {hint}known are {', '.join(DATASETS)}")

@@ -199,9 +199,12 @@ class Sequences:
                 f"{FORMAT_VERSION}: prepare the data again"
             )
         times = directory / "times.npy"
+        tokens, offsets = _memory_map(directory / "tokens.npy"), np.load(directory / "offsets.npy")
+        if len(tokens) != meta["n_interactions"] or offsets[-1] != len(tokens):
+            raise ValueError(f"{directory} is damaged, its parts differ: prepare the data again")
         sequences = cls(
-            _memory_map(directory / "tokens.npy"),
-            np.load(directory / "offsets.npy"),
+            tokens,
+            offsets,
             Vocabulary.load(directory / "items.parquet", meta["item_id_type"]),
             directory / "users.parquet",
             user_id_type=meta["user_id_type"],

@@ -60,10 +60,14 @@ def open_data(
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> Sequences:
     """Prepared sequences; a directory that was prepared before is opened as it is."""
+    filters = Filters(**(config or DataConfig()).model_dump(exclude={"split"}))
     if isinstance(source, str | Path) and (Path(source) / "meta.json").is_file():
-        return Sequences.load(source)
-    settings = (config or DataConfig()).model_dump(exclude={"split"})
+        sequences = Sequences.load(source)
+        if filters not in (Filters(), Filters(**sequences.meta["filters"])):
+            raise ValueError(
+                f"{source} was prepared with the filters {sequences.meta['filters']}: filters "
+                "cannot be changed afterwards, so prepare the table again or leave them out"
+            )
+        return sequences
     interactions = interactions_of(source, reading or Reading(), on_download)
-    return prepare(
-        interactions, Filters(**settings), out=out, memory_limit=memory_limit, progress=say
-    )
+    return prepare(interactions, filters, out=out, memory_limit=memory_limit, progress=say)

@@ -35,6 +35,15 @@ class Spans:
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
 
+    def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
+        """The spans `rows` as one matrix, padded at the end to the longest of them."""
+        starts, lengths = self.starts[rows, None], self.lengths[rows, None]
+        columns = np.arange(int(lengths.max(initial=0)))[None]
+        inside = columns < lengths
+        padded = np.full(inside.shape, pad, dtype=np.int64)
+        padded[inside] = self.tokens[(starts + columns)[inside]]
+        return padded
+
 
 @dataclass(frozen=True)
 class Questions:

@@ -21,10 +21,14 @@ from bert4rec.data.table_file import TableFile, line_of_row, readable, unpack
 
 Dropped = dict[str, Any]  # {"step", "rows", "users", "items"}
 TimeUnit = Literal["us", "ns"]
+# Today is 1.8e9 s, 1.8e12 ms, 1.8e15 us, 1.8e18 ns: sizes from, sizes below, factor to integers.
+UNITS = ((0.0, 1e11, 10**6), (1e11, 1e14, 1000), (1e14, 1e17, 1), (1e17, 1e19, 1))
+NANOSECONDS_FROM = UNITS[-1][0]
+MAX_RATING = 100
 STAGED_ROLES: tuple[Role, ...] = ("user", "item", "time", "rating")
 
 REMEDY = "correct them, or leave such rows out with on_bad_rows='skip' (--on-bad-rows skip)"
-ISO = "an integer (s, ms, us or ns), a decimal number or an ISO date"
+ISO = "an integer (s, ms, us or ns, as in most rows), a decimal number or an ISO date"
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,17 @@ def stage(
             positions = [table.roles.get(role) for role in STAGED_ROLES]
             relation = text_relation(table, positions, folder, f"rejects_{number}")
             connection.execute(f"INSERT INTO staged {relation}")
-        n_malformed += _malformed_lines(connection, table, number, interactions.on_bad_rows)
+        n_lines = n_malformed_lines(connection, table, f"rejects_{number}")
+        if n_lines and interactions.on_bad_rows == "error":
+            _refuse_malformed_lines(connection, table, f"rejects_{number}", n_lines)
+        n_malformed += n_lines
     n_rows = _count(connection, "staged")
     if n_rows == 0:
         what = "no usable row" if n_malformed else "a header and no rows"
         raise ValueError(f"{interactions.name} has {what}: nothing to learn from")
 
     has_time = "time" in interactions.tables[0].roles
-    time, unit = _time_expression(connection) if has_time else ("0::BIGINT", None)
+    time, unit = _time_expression(connection, interactions) if has_time else ("0::BIGINT", None)
     rating = "TRY_CAST(rating AS DOUBLE)" if needs_rating else "NULL::DOUBLE"
     problems: dict[Role, str] = {
         "user": "coalesce(\"user\", '') = ''",
@@ -122,6 +129,7 @@ def text_relation(table: Table, positions: Sequence[int | None], folder: Path, r
         types = ", ".join(f"'{name}': 'VARCHAR'" for name in names)
         source = (
             f"read_csv({path}, auto_detect=false, columns={{{types}}}, header={file.has_header}, "
+            f"skip={file.skip}, compression='none', "
             f"delim={quoted(file.delimiter)}, quote={quoted(file.quote)}, "
             f"escape={quoted(file.quote)}, store_rejects=true, rejects_limit=0, "
             f"rejects_table={quoted(rejects)}, rejects_scan={quoted(rejects + '_scan')})"
@@ -129,27 +137,46 @@ def text_relation(table: Table, positions: Sequence[int | None], folder: Path, r
         cells = names
     elif file.kind == "parquet":
         source = f"read_parquet({path})"
-        cells = [_parquet_text(name) for name in file.columns]
+        cells = [
+            _parquet_text(identifier(name), is_id=at in table.id_positions)
+            for at, name in enumerate(file.columns)
+        ]
     else:
         is_lines = file.kind == "json lines"
         types = ", ".join(
-            f"{quoted(file.columns[at])}: 'VARCHAR'" for at in positions if at is not None
+            f"{quoted(file.columns[at])}: '{'JSON' if at in table.id_positions else 'VARCHAR'}'"
+            for at in positions
+            if at is not None
         )
         # A line that is not JSON becomes a row of NULLs, and so a bad row with its number.
         source = (
             f"read_json({path}, format='{'newline_delimited' if is_lines else 'array'}', "
-            f"records=true, columns={{{types}}}, ignore_errors={is_lines})"
+            f"records=true, columns={{{types}}}, ignore_errors={is_lines}, "
+            "compression='none')"
         )
-        cells = [identifier(name) for name in file.columns]
+        cells = [
+            _json_id(identifier(name)) if at in table.id_positions else identifier(name)
+            for at, name in enumerate(file.columns)
+        ]
     chosen = ["NULL" if at is None else cells[at] for at in positions]
     return f"SELECT {', '.join(chosen)} FROM {source}"
 
 
-def _parquet_text(name: str) -> str:
-    """Integers with gaps arrive as floats: 3.0 is the id 3, and NaN is blank."""
-    column = identifier(name)
+def _json_id(column: str) -> str:
+    """2.0 is the id 2, as everywhere; objects and lists are no ids."""
     return (
-        f"CASE WHEN typeof({column}) NOT IN ('DOUBLE', 'FLOAT') THEN CAST({column} AS VARCHAR) "
+        f"CASE json_type({column}) WHEN 'OBJECT' THEN NULL WHEN 'ARRAY' THEN NULL "
+        f"WHEN 'DOUBLE' THEN regexp_replace({column} ->> '$', '\\.0+$', '') "
+        f"ELSE {column} ->> '$' END"
+    )
+
+
+def _parquet_text(column: str, *, is_id: bool) -> str:
+    """Integers with gaps arrive as floats: 3.0 is the id 3, and NaN is blank."""
+    nested = f"WHEN regexp_matches(typeof({column}), '^(STRUCT|MAP|UNION)|\\]$') THEN NULL "
+    return (
+        f"CASE {nested if is_id else ''}"
+        f"WHEN typeof({column}) NOT IN ('DOUBLE', 'FLOAT') THEN CAST({column} AS VARCHAR) "
         f"WHEN isnan(TRY_CAST({column} AS DOUBLE)) THEN NULL "
         f"WHEN TRY_CAST({column} AS DOUBLE) = trunc(TRY_CAST({column} AS DOUBLE)) "
         f"THEN coalesce(CAST(TRY_CAST({column} AS BIGINT) AS VARCHAR), CAST({column} AS VARCHAR)) "
@@ -157,53 +184,81 @@ def _parquet_text(name: str) -> str:
     )
 
 
-def _time_expression(connection: duckdb.DuckDBPyConnection) -> tuple[str, TimeUnit]:
+def _time_expression(
+    connection: duckdb.DuckDBPyConnection, interactions: Interactions
+) -> tuple[str, TimeUnit]:
     """SQL for the time of a staged row as an integer, NULL if unreadable, and its unit.
 
-    The unit of numbers is told by the largest: today is 1.8e9 s, 1.8e12 ms, 1.8e15 us, 1.8e18 ns.
     Nanoseconds are kept, as rounding them could make ties; all else becomes microseconds.
     """
     number = 'TRY_CAST("time" AS DOUBLE)'
     date = 'TRY_CAST("time" AS TIMESTAMPTZ)'
+    finer = "regexp_extract(\"time\", '[.][0-9]{6}([0-9]{1,3})', 1)"  # digits below microseconds
+    fits = f"FILTER (abs({number}) < 9.2e18)"  # what int64 holds
     found = connection.execute(
         f"SELECT count(*) FILTER (isfinite({number})), count(*) FILTER (isfinite({date})), "
-        f"max(abs({number})) FILTER (abs({number}) < 9.2e18) FROM staged"  # what int64 holds
+        f"count(*) FILTER (isfinite({date}) AND {finer} != ''), "
+        f"max(abs({number})) {fits}, approx_quantile(abs({number}), 0.5) {fits} FROM staged"
     ).fetchone()
     assert found is not None
-    n_numbers, n_dates, largest = found
+    n_numbers, n_dates, n_finer, largest, median = found
     if n_dates > n_numbers:
-        return f"CASE WHEN isfinite({date}) THEN epoch_us({date}) END", "us"
-    factor = next((f for limit, f in ((1e11, 10**6), (1e14, 1000)) if (largest or 0) < limit), 1)
-    unit: TimeUnit = "ns" if (largest or 0) >= 1e17 else "us"
+        microseconds = f"CASE WHEN isfinite({date}) THEN epoch_us({date}) END"
+        if not n_finer:
+            return microseconds, "us"
+        nanoseconds = f"TRY_CAST(rpad({finer}, 3, '0') AS BIGINT)"
+        return (
+            f"TRY_CAST(({microseconds})::HUGEINT * 1000 + coalesce({nanoseconds}, 0) AS BIGINT)"
+        ), "ns"
+    guessed = next((table for table in interactions.tables if table.is_time_guessed), None)
+    if guessed is not None and largest is not None and largest <= MAX_RATING:
+        column = guessed.columns[guessed.roles["time"]]
+        raise ValueError(
+            f"{guessed.name} has no header, and its {column} looks like a rating, not a time (it "
+            f"is at most {largest:g}): pass rating={column!r} (--rating {column}) if it is one, "
+            f"time={column!r} (--time {column}) otherwise"
+        )
+    return _number_expression(number, median or 0)
+
+
+def _number_expression(number: str, median: float) -> tuple[str, TimeUnit]:
+    """Times as numbers, in the unit of the median: one absurd time must not decide for all.
+
+    A number that is read as another unit and is 100 times off the median is NULL, a bad row.
+    """
+    least, limit, factor = next(unit for unit in UNITS if median < unit[1])
+    low, high = min(least, median / 100), max(limit, median * 100)
     # Integers are not sent through floats, which would round nanoseconds.
     return (
-        "CASE WHEN regexp_full_match(\"time\", '[-+]?[0-9]{1,19}') "
-        f'THEN TRY_CAST("time" AS BIGINT) * {factor} '
+        f"CASE WHEN NOT abs({number}) BETWEEN {low} AND {high} THEN NULL "
+        "WHEN regexp_full_match(\"time\", '[-+]?[0-9]{1,19}') "
+        f'THEN TRY_CAST(TRY_CAST("time" AS HUGEINT) * {factor} AS BIGINT) '
         f"WHEN isfinite({number}) THEN TRY_CAST(round({number} * {factor}) AS BIGINT) END"
-    ), unit
+    ), "ns" if least == NANOSECONDS_FROM else "us"
 
 
-def _malformed_lines(
-    connection: duckdb.DuckDBPyConnection, table: Table, number: int, on_bad_rows: str
-) -> int:
-    """How many lines DuckDB could not split into the columns; an error unless they are skipped."""
+def n_malformed_lines(connection: duckdb.DuckDBPyConnection, table: Table, rejects: str) -> int:
+    """How many lines of a text DuckDB could not split into the columns."""
     if table.source.kind != "text":
         return 0
-    found = connection.execute(
-        f"SELECT count(DISTINCT line), min(line), arg_min(csv_line, line), "
-        f"arg_min(error_message, line), arg_min(error_type, line) FROM rejects_{number}"
+    return _count(connection, f"(SELECT DISTINCT line FROM {rejects})")
+
+
+def _refuse_malformed_lines(
+    connection: duckdb.DuckDBPyConnection, table: Table, rejects: str, n_lines: int
+) -> None:
+    first = connection.execute(
+        f"SELECT line, csv_line, error_message, error_type FROM {rejects} ORDER BY line LIMIT 1"
     ).fetchone()
-    assert found is not None
-    n_lines, line, text, message, kind = found
-    if n_lines and on_bad_rows == "error":
-        remedy = REMEDY
-        if kind == "INVALID ENCODING":
-            message, remedy = "not UTF-8", "name the encoding, as in encoding='latin-1'"
-        raise ValueError(
-            f"{table.name}, line {line}: {text[:80]!r} is malformed ({message.rstrip('.')}); "
-            f"such rows in all: {n_lines:,}; {remedy}"
-        )
-    return int(n_lines)
+    assert first is not None
+    line, text, message, kind = first
+    remedy = REMEDY
+    if kind == "INVALID ENCODING":
+        message, remedy = "not UTF-8", "name the encoding, as in encoding='latin-1'"
+    raise ValueError(
+        f"{table.name}, line {line}: {text.strip()[:80]!r} is malformed ({message.rstrip('.')}); "
+        f"such rows in all: {n_lines:,}; {remedy}"
+    )
 
 
 def _refuse_bad_rows(
@@ -224,11 +279,13 @@ def _refuse_bad_rows(
     table = interactions.tables[at]
     line = line_of_row(table.source, row - first_rows[at])
     column = table.columns[table.roles[problem]]
-    state = (
-        "blank"
-        if value is None or not value.strip()
-        else "not " + (ISO if problem == "time" else "a number")
-    )
+    state = "not " + (ISO if problem == "time" else "a number")
+    if value is None or not value.strip():
+        state = "blank"
+        if table.source.kind != "text" and problem in ("user", "item"):
+            state += " or not a single value"
+        if table.source.kind == "json lines":  # DuckDB tells broken lines no further apart
+            state += ", or the line is not JSON in UTF-8 (encoding='latin-1' reads other text)"
     raise ValueError(
         f"{table.name}, row {line}: the {problem} (column {column!r}) is {value or ''!r}, which is "
         f"{state}; such rows in all: {n_same:,}; {REMEDY}"

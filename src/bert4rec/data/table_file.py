@@ -31,6 +31,7 @@ class TableFile:
     delimiter: str = ""
     quote: str = ""
     has_header: bool = True
+    skip: int = 0  # blank lines before the first row
 
 
 @contextmanager
@@ -48,7 +49,12 @@ def readable(path: Path) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise ValueError(f"memory_limit is too small for {path}: raise it ({reason})") from None
     except duckdb.Error as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        if "state machine" in reason:  # DuckDB's words for a line that ends unlike the others
+            reason = "its lines end in different ways (some in CR LF): save it with one kind"
+        if "UTF-8" in reason:
+            reason = f"{reason.rstrip(' .')}; name its encoding, as in encoding='latin-1'"
+        raise ValueError(f"{path} cannot be read: {reason}") from None
 
 
 def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
@@ -82,12 +88,14 @@ def line_of_row(table: TableFile, row: int) -> int:
     if table.kind not in ("text", "json lines"):
         return record + 1
     with readable(table.path), open_unpacked(table.path, table.is_gzip) as stream:
-        lines = io.TextIOWrapper(stream, table.encoding, errors="replace", newline="")
+        text = io.TextIOWrapper(stream, table.encoding, errors="replace", newline="")
+        lines = itertools.islice(text, table.skip, None)
         if table.quote:
             reader = csv.reader(lines, delimiter=table.delimiter[0], quotechar=table.quote)
-            records = (reader.line_num for cells in reader if cells)
+            records = (table.skip + reader.line_num for cells in reader if cells)
         else:
-            records = (number for number, line in enumerate(lines, 1) if line.strip("\r\n"))
+            numbered = enumerate(lines, table.skip + 1)
+            records = (number for number, line in numbered if line.strip("\r\n"))
         try:
             return next(itertools.islice(records, record, None), record + 1)
         except csv.Error:

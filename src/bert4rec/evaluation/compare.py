@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bert4rec.data.database import read_parquet
 from bert4rec.evaluation.metrics import interval, per_user, resampled_means
-from bert4rec.evaluation.result import PER_USER_FILE, load_metrics
+from bert4rec.evaluation.result import METRICS_FILE, PER_USER_FILE, load_metrics, undamaged
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def compare(
 
 def _check_same_task(run_a: Path, run_b: Path, protocol: str) -> None:
     """Ranks among different candidates say nothing about the models."""
+    decisive = ["n_items"]
+    decisive += ["exclude_seen"] if protocol == "full" else ["n_negatives", "seed"]
     settings: list[dict[str, Any]] = []
     for run in (run_a, run_b):
         content = load_metrics(run)
@@ -101,9 +103,9 @@ def _check_same_task(run_a: Path, run_b: Path, protocol: str) -> None:
                 f"{run} was not evaluated under protocol {protocol!r}: "
                 f"it has {', '.join(content['metrics'])}"
             )
-        settings.append(content["settings"] | {"n_items": content["n_items"]})
-    decisive = ["n_items"]
-    decisive += ["exclude_seen"] if protocol == "full" else ["n_negatives", "seed"]
+        with undamaged(run / METRICS_FILE):
+            known = content["settings"] | {"n_items": content["n_items"]}
+            settings.append({name: known[name] for name in decisive})
     for name in decisive:
         if settings[0][name] != settings[1][name]:
             raise ValueError(
@@ -114,13 +116,14 @@ def _check_same_task(run_a: Path, run_b: Path, protocol: str) -> None:
 
 def _per_user(run: Path, protocol: str) -> dict[str, tuple[str, int]]:
     """user -> (target, rank); ids as text, since one run may have read them as numbers."""
-    columns = read_parquet(run / PER_USER_FILE)
-    answers = {
-        str(user): (str(target), int(rank))
-        for user, target, rank in zip(
-            columns["user"], columns["target"], columns[f"rank_{protocol}"], strict=True
-        )
-    }
+    with undamaged(run / PER_USER_FILE):
+        columns = read_parquet(run / PER_USER_FILE)
+        answers = {
+            str(user): (str(target), int(rank))
+            for user, target, rank in zip(
+                columns["user"], columns["target"], columns[f"rank_{protocol}"], strict=True
+            )
+        }
     if len(answers) != len(columns["user"]):
         raise ValueError(
             f"{run / PER_USER_FILE} has users in more than one row: a paired comparison needs "

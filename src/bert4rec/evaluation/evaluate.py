@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from bert4rec.data.splits import Questions
 from bert4rec.evaluation.metrics import UNREACHABLE, estimates, metric_names
 from bert4rec.evaluation.protocols import (
+    NO_ITEM,
     PROTOCOLS,
     check_scores,
     draw_negatives,
@@ -50,9 +51,7 @@ def question_batches(questions: Questions, n_items: int, batch_size: int) -> Ite
     order = np.argsort(-lengths, kind="stable")
     for first in range(0, len(order), batch_size):
         rows = order[first : first + batch_size]
-        history = np.full((len(rows), int(lengths[rows[0]])), n_items, dtype=np.int64)
-        for i, row in enumerate(rows.tolist()):
-            history[i, : lengths[row]] = questions.histories[row]
+        history = questions.histories.padded(rows, n_items)
         yield Batch(
             rows,
             torch.from_numpy(questions.users[rows]),
@@ -128,6 +127,9 @@ def evaluate(
     extras: dict[str, Any] = {
         "n_users": len(questions),
         "n_items": n_items,
+        "n_short_of_negatives": max(
+            (int((drawn[:, -1] == NO_ITEM).sum()) for drawn in negatives.values()), default=0
+        ),
         "n_unreachable": int(unreachable.sum()),
         "n_cold_targets": int((train_counts[questions.targets] == 0).sum()),
         "coverage": lists.coverage(),

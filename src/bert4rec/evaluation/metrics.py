@@ -76,10 +76,6 @@ def per_user(ranks: Tensor, metric: str) -> Tensor:
     return METRICS[parts[1]](ranks, int(parts[2]) if parts[2] else None)
 
 
-def mean(ranks: Tensor, metric: str) -> float:
-    return float(per_user(ranks, metric).mean())
-
-
 def resampled_means(
     values: NDArray[np.float64], n_resamples: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:

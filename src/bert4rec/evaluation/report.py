@@ -1,4 +1,4 @@
-"""Evaluations and comparisons as tables, for the terminal and for a document."""
+"""Evaluations and comparisons as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bert4rec.evaluation.result import Evaluation
 
 # Recall@k and MAP@k are saved too, but repeat HR@k and MRR@k to the last digit.
 SHOWN = ("HR", "NDCG")
-MARKDOWN_METRICS = ("HR@10", "NDCG@10", "MRR")
 
 
 def metric_table(evaluation: Evaluation, title: str, metrics: Sequence[str] | None = None) -> Table:
@@ -42,6 +41,13 @@ def notes(evaluation: Evaluation) -> list[str]:
     extras = evaluation.extras
     settings, bias = extras["settings"], extras["popularity_bias"]
     lines = [f"{extras['n_users']:,} users, {extras['n_items']:,} items, seed {settings['seed']}."]
+    lines.append("One right item a user: Recall@k is HR@k, MAP@k is MRR@k (in metrics.json).")
+    n_short = extras.get("n_short_of_negatives", 0)
+    if n_short:
+        lines.append(
+            f"For {n_short:,} users fewer than {settings['n_negatives']} negatives could be drawn, "
+            "which makes their ranking easier."
+        )
     coverage = ", ".join(f"@{k} {share:.1%}" for k, share in extras["coverage"].items())
     lines.append(f"Catalogue coverage: {coverage}.")
     lines.append(
@@ -73,30 +79,6 @@ def figure(value: float) -> str:
     """Four digits without the leading zero, as the papers print them: .1518"""
     text = f"{value:.4f}"
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
-
-
-def markdown_table(
-    evaluations: dict[str, Evaluation], metrics: Sequence[str] = MARKDOWN_METRICS
-) -> str:
-    """One row a model; for each protocol that all of them have, one column a metric."""
-    if not evaluations:
-        raise ValueError("no evaluation to put in the table: pass at least one")
-    first = next(iter(evaluations.values()))
-    protocols = [p for p in first.metrics if all(p in e.metrics for e in evaluations.values())]
-    columns = [(protocol, metric) for protocol in protocols for metric in metrics]
-    for protocol in protocols:
-        titles = {column_title(protocol, evaluation) for evaluation in evaluations.values()}
-        if len(titles) > 1:
-            raise ValueError(
-                f"the evaluations differ under {protocol!r} ({', '.join(sorted(titles))}): "
-                "figures of different protocols do not belong in one column"
-            )
-    header = [f"{metric}, {column_title(protocol, first)}" for protocol, metric in columns]
-    lines = ["| model | " + " | ".join(header) + " |", "|---|" + "---:|" * len(columns)]
-    for name, evaluation in evaluations.items():
-        cells = [figure(evaluation.value(metric, protocol)) for protocol, metric in columns]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def comparison_table(comparison: Comparison) -> Table:

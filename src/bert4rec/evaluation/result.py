@@ -7,16 +7,18 @@ a user and protocol, from which any metric can be computed again and any two run
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
 from bert4rec.data.database import read_parquet, write_parquet
+from bert4rec.durable import new_file, write_file
 
 if TYPE_CHECKING:  # metrics imports torch, and a saved result can be read without it
     from bert4rec.evaluation.metrics import Estimate
@@ -64,29 +66,31 @@ class Evaluation:
             "target_count": self.target_counts,
         }
         columns |= {f"rank_{protocol}": ranks for protocol, ranks in self.ranks.items()}
-        _write_whole(directory / PER_USER_FILE, lambda path: write_parquet(path, columns))
+        # No metrics stand beside ranks that they do not belong to, whenever we are stopped.
+        (directory / METRICS_FILE).unlink(missing_ok=True)
+        with new_file(directory / PER_USER_FILE) as path:
+            write_parquet(path, columns)
         content = {"format_version": FORMAT_VERSION, "metrics": self.metrics} | self.extras
         text = json.dumps(content, indent=2, allow_nan=False)
-        _write_whole(
-            directory / METRICS_FILE, lambda path: path.write_text(text + "\n", encoding="utf-8")
-        )
+        write_file(directory / METRICS_FILE, text + "\n")
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
         directory = Path(directory)
         content = load_metrics(directory)
-        columns = read_parquet(directory / PER_USER_FILE)
         metrics = content.pop("metrics")
         content.pop("format_version")
-        return cls(
-            users=_integers(columns["user_row"]),
-            targets=_integers(columns["target_token"]),
-            history_lengths=_integers(columns["history_length"]),
-            target_counts=_integers(columns["target_count"]),
-            ranks={protocol: _integers(columns[f"rank_{protocol}"]) for protocol in metrics},
-            metrics=metrics,
-            extras=content,
-        )
+        with undamaged(directory / PER_USER_FILE):
+            columns = read_parquet(directory / PER_USER_FILE)
+            return cls(
+                users=_integers(columns["user_row"]),
+                targets=_integers(columns["target_token"]),
+                history_lengths=_integers(columns["history_length"]),
+                target_counts=_integers(columns["target_count"]),
+                ranks={protocol: _integers(columns[f"rank_{protocol}"]) for protocol in metrics},
+                metrics=metrics,
+                extras=content,
+            )
 
 
 def load_metrics(directory: Path) -> dict[str, Any]:
@@ -94,13 +98,29 @@ def load_metrics(directory: Path) -> dict[str, Any]:
     for name in (METRICS_FILE, PER_USER_FILE):
         if not (directory / name).is_file():
             raise ValueError(f"{directory} holds no evaluation: {name} is missing; evaluate first")
-    content: dict[str, Any] = json.loads((directory / METRICS_FILE).read_text(encoding="utf-8"))
-    if content.get("format_version") != FORMAT_VERSION:
+    path = directory / METRICS_FILE
+    with undamaged(path):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = content.get("format_version")
+        is_whole = isinstance(content.get("metrics"), dict)
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{directory / METRICS_FILE} has format version {content.get('format_version')}, "
-            f"this program reads {FORMAT_VERSION}: evaluate the model again"
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: "
+            "evaluate the model again"
         )
+    if not is_whole:
+        raise ValueError(f"{path} is damaged (no metrics): evaluate the model again")
     return content
+
+
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Whatever is wrong inside a saved file becomes one sentence that names it."""
+    try:
+        yield
+    except (duckdb.Error, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is damaged ({reason}): evaluate the model again") from None
 
 
 def _raw_ids(
@@ -116,11 +136,3 @@ def _raw_ids(
 
 def _integers(column: list[Any]) -> NDArray[np.int64]:
     return np.array(column, dtype=np.int64)
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    write(partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bert4rec.config import ModelConfig
 from bert4rec.models.layers import Block, ByteDropout
+from bert4rec.models.onednn import without_onednn
 
 
 class BERT4Rec(nn.Module):
@@ -70,6 +71,7 @@ class BERT4Rec(nn.Module):
         # Where nothing is padded the mask is left out: attention without one is faster.
         return x, None if bool(real.all()) else real[:, None, None, :]
 
+    @without_onednn()
     @torch.inference_mode()
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B, L) histories, padded on either side → (B, V) logits of a `[MASK]` put after each."""

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 class ByteDropout(nn.Module):
     """Dropout that draws one random byte an element instead of one random float.
 
-    A CPU spends a third of a training step on `bernoulli_`; eight bytes of one 64-bit draw cost a
-    tenth of that. The probability is rounded to 1/256 and the scale is exact for the rounded one.
+    A CPU spends much of a training step on `bernoulli_`; here one 64-bit draw serves eight
+    elements. The probability is rounded to 1/256 and the scale is exact for the rounded one.
     """
 
     def __init__(self, probability: float) -> None:
         super().__init__()
-        self.dropped_of_256 = round(probability * 256)
+        self.dropped_of_256 = min(round(probability * 256), 255)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.dropped_of_256 == 0:

@@ -22,7 +22,7 @@ PRIOR = 0.5
 
 
 class MarkovChain:
-    """p(j | i) = (n(i -> j) + PRIOR * popularity(j)) / (n(i) + PRIOR).
+    """log p(j | i), where p(j | i) = (n(i -> j) + PRIOR * popularity(j)) / (n(i) + PRIOR).
 
     Transitions are kept as a sparse matrix by rows (CSR): those out of item `i` are
     `columns[offsets[i]:offsets[i + 1]]`. Row `V` is PAD's and is empty, so an empty history needs
@@ -39,7 +39,8 @@ class MarkovChain:
         self.columns = columns  # (N,) int64
         self.counts = counts  # (N,) int64
         self.popularity = popularity  # (V,) int64: how often each item occurs in training
-        self._share = popularity.double() / max(1, int(popularity.sum()))
+        seen = popularity.double().clamp(min=0.5)  # an item that never occurs counts half
+        self._share = seen / seen.sum()
         running = pad(counts.cumsum(0), (1, 0))
         self._n_out = running[offsets[1:]] - running[offsets[:-1]]  # (V + 1,)
 
@@ -70,7 +71,7 @@ class MarkovChain:
         entry = torch.arange(len(row), device=last.device)
         entry += (self.offsets[last] - (n_seen.cumsum(0) - n_seen))[row]
         scores[row, self.columns[entry]] += self.counts[entry] / total[row]
-        return scores.float().to(history.device)
+        return scores.log().float().to(history.device)
 
     def _last_items(self, history: Tensor) -> Tensor:
         """(B,) last real item, whichever side the padding is on; PAD where there is none."""

@@ -13,7 +13,10 @@ from bert4rec.data.splits import Spans
 
 
 class Popularity:
-    """An item's score is how often it occurs in training, whatever the history."""
+    """An item's score is the log of how often it occurs in training, whatever the history.
+
+    So its softmax is the item's share of all interactions. An item that never occurs counts half.
+    """
 
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts.to(torch.int64)  # (V,)
@@ -27,7 +30,8 @@ class Popularity:
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B,), (B, L) -> (B, V)"""
         # A copy a row, not an expanded view: callers may write -inf over what a user has seen.
-        return self.counts.to(history.device, torch.float32).repeat(len(history), 1)
+        log_counts = self.counts.to(history.device, torch.float64).clamp(min=0.5).log()
+        return log_counts.float().repeat(len(history), 1)
 
     def state(self) -> dict[str, Tensor]:
         return {"counts": self.counts}

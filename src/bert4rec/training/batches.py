@@ -32,21 +32,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Pieces `tokens[starts[i]:ends[i]]` of the flat array, at most `max_len` long."""
-
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-
-@dataclass(frozen=True)
 class Task:
     """What a stage asks: which windows an epoch has, and which of their items are hidden."""
 
-    windows: Callable[[np.random.Generator], Windows]
+    windows: Callable[[np.random.Generator], Spans]
     hide: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]  # → inputs, hidden
 
 
@@ -74,7 +63,7 @@ def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
 def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
     long_enough = train.take(np.flatnonzero(train.lengths >= 2))
 
-    def windows(generator: np.random.Generator) -> Windows:
+    def windows(generator: np.random.Generator) -> Spans:
         return prefixes(
             long_enough, config.model.max_len, config.second_stage.prefix_share, generator
         )
@@ -86,7 +75,7 @@ def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
     return Task(windows, hide)
 
 
-def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Windows:
+def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Spans:
     """Each history whole or, when longer than `max_len`, in overlapping windows from its end."""
     lengths = spans.lengths
     step = max_len if step_share is None else max(1, int(max_len * step_share))
@@ -100,15 +89,15 @@ def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Win
     ends = np.maximum(
         spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner])
     )
-    return Windows(np.maximum(ends - max_len, starts), ends)
+    return Spans(spans.tokens, np.maximum(ends - max_len, starts), ends, spans.users[owner])
 
 
-def prefixes(spans: Spans, max_len: int, share: float, generator: np.random.Generator) -> Windows:
+def prefixes(spans: Spans, max_len: int, share: float, generator: np.random.Generator) -> Spans:
     """Each history cut after a random item (at least two remain), or, for the rest, at its end."""
     cuts = generator.integers(2, spans.lengths + 1)
     is_cut = generator.random(len(spans)) < share
     ends = np.where(is_cut, spans.starts + cuts, spans.ends)
-    return Windows(np.maximum(ends - max_len, spans.starts), ends)
+    return Spans(spans.tokens, np.maximum(ends - max_len, spans.starts), ends, spans.users)
 
 
 def cloze(
@@ -158,7 +147,7 @@ def mixed_replacement(
 
 
 def epoch_order(
-    windows: Windows, batch_size: int, generator: np.random.Generator
+    windows: Spans, batch_size: int, generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """The epoch's batches as window numbers: random, but of similar lengths, in random order.
 
@@ -167,33 +156,17 @@ def epoch_order(
     over its asked positions, so a window's weight depends on its batch mates, which change.
     """
     order = generator.permutation(len(windows))
-    lengths = (windows.ends - windows.starts)[order]
+    lengths = windows.lengths[order]
     pool_of = np.arange(len(order)) // (POOL * batch_size)
     order = order[np.lexsort((lengths, pool_of))]
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def gather(
-    tokens: NDArray[np.int32], windows: Windows, rows: NDArray[np.int64], pad: int
-) -> Tensor:
-    """The windows `rows` as one (B, L) matrix, padded at the end to the longest of them."""
-    starts, lengths = windows.starts[rows, None], (windows.ends - windows.starts)[rows, None]
-    columns = np.arange(int(lengths.max()))[None]
-    inside = columns < lengths
-    flat = tokens[np.where(inside, starts + columns, 0)]
-    return torch.from_numpy(np.where(inside, flat, pad).astype(np.int64))
-
-
 def make_batch(
-    task: Task,
-    tokens: NDArray[np.int32],
-    windows: Windows,
-    rows: NDArray[np.int64],
-    pad: int,
-    generator: torch.Generator,
+    task: Task, windows: Spans, rows: NDArray[np.int64], pad: int, generator: torch.Generator
 ) -> Batch:
-    sequences = gather(tokens, windows, rows, pad)
+    sequences = torch.from_numpy(windows.padded(rows, pad))
     inputs, hidden = task.hide(sequences, generator)
     at = hidden.flatten().nonzero()[:, 0]
     return Batch(inputs, at, sequences.flatten()[at])

@@ -60,8 +60,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
         save_file(_contiguous(checkpoint.best), directory / "best.safetensors")
         state = {"progress": asdict(checkpoint.progress), "identity": checkpoint.identity}
         (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
-    for path in _complete(folder):
-        if int(path.name) < number:
+    for path in folder.iterdir():  # older ones, and what a killed process left
+        if path.name != f"{number:06d}":
             shutil.rmtree(path)
 
 
@@ -80,6 +80,10 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
         load_file(directory / "best.safetensors"),
         state["identity"],
     )
+
+
+def has_checkpoint(run: Path) -> bool:
+    return bool(_complete(run / "checkpoints"))
 
 
 def delete_checkpoints(run: Path) -> None:

@@ -17,6 +17,7 @@ from bert4rec.data.splits import Questions, Split
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.onednn import without_onednn
 from bert4rec.training.allocator import keep_freed_memory
 from bert4rec.training.batches import Task, cloze_task, epoch_order, last_item_task, make_batch
 from bert4rec.training.checkpoint import (
@@ -145,11 +146,13 @@ class _Trainer:
         n_windows = len(stage.task.windows(np.random.default_rng(0)))
         steps_an_epoch = -(-n_windows // self.config.training.batch_size)
         total = stage.epochs * steps_an_epoch
+        if total == 0:
+            self.display.say(f"{stage.name}: left out, no history is long enough to train on")
         self.display.stage(stage.name, progress.step, total)
         if progress.stage > 0 and progress.step == 0:
             self.model.load_state_dict(self.best)  # from the best of the stage before, not its last
         has_patience_left = True
-        while progress.epoch < stage.epochs and has_patience_left:
+        while progress.step < total and has_patience_left:
             generator = np.random.default_rng([seed, progress.stage, progress.epoch])
             windows = stage.task.windows(generator)
             order = epoch_order(windows, self.config.training.batch_size, generator)
@@ -157,9 +160,7 @@ class _Trainer:
                 started = time.monotonic()
                 step_seed = _seed_of(seed, progress.stage, progress.step)
                 masks = torch.Generator().manual_seed(step_seed)
-                batch = make_batch(
-                    stage.task, self.split.train.tokens, windows, rows, self.model.pad, masks
-                )
+                batch = make_batch(stage.task, windows, rows, self.model.pad, masks)
                 torch.manual_seed(step_seed ^ 1)  # for dropout
                 for group in self.optimizer.param_groups:
                     group["lr"] = _learning_rate(stage, progress.step, total)
@@ -184,6 +185,7 @@ class _Trainer:
         self.optimizer = _optimizer(self.model, self.config)  # the next stage starts afresh
         self.save()
 
+    @without_onednn()
     def _step(self, tokens: Tensor, at: Tensor, targets: Tensor) -> float:
         self.model.train()
         loss = cross_entropy(self.model.asked(tokens, at), *self.model.output(), targets)
@@ -234,13 +236,7 @@ class _Trainer:
 
 def validation_sample(split: Split, config: Config) -> Questions:
     n = config.training.validation_users
-    questions = split.validation
-    if not len(questions):
-        raise ValueError(
-            "nobody is left to validate on: no user has three or more actions; "
-            "use more data or weaker filters"
-        )
-    return questions if n is None else questions.sample(n, config.training.seed)
+    return split.validation if n is None else split.validation.sample(n, config.training.seed)
 
 
 def unreachable_note(questions: Questions, exclude_seen: bool) -> str | None:

@@ -11,11 +11,12 @@ from bert4rec.training.losses import BLOCK_BYTES
 
 FLOAT = 4
 GIB = 2**30
+VALIDATION_BATCH = 256
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    parameters: int  # bytes, as the ones below
+    parameters: int  # bytes, as all of these; twice, as the best ones are kept aside
     optimizer: int  # gradients and AdamW's two moments
     batch: int  # activations and their gradients for the largest batch
     process: int = 400 * 2**20  # Python, torch and the data that is mapped
@@ -52,7 +53,9 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
     asked = int(positions * training.mask_ratio) + training.batch_size
     loss = 2 * max(BLOCK_BYTES, 16 * n_items * FLOAT) + n_items * model.dim * FLOAT
     loss += 4 * asked * model.dim * FLOAT
-    return MemoryPlan(n_parameters * FLOAT, 3 * n_parameters * FLOAT, int(1.3 * kept) + loss)
+    validation = 2 * VALIDATION_BATCH * n_items * FLOAT  # the scores, and comparisons with them
+    batch = max(int(1.3 * kept) + loss, validation)
+    return MemoryPlan(2 * n_parameters * FLOAT, 3 * n_parameters * FLOAT, batch)
 
 
 def check_memory(config: Config, n_items: int, longest: int, available: int | None) -> MemoryPlan:
@@ -81,14 +84,12 @@ def _advice(config: Config, n_items: int, longest: int, available: int) -> str:
         value = getattr(getattr(config, section), key) // 2
         while value >= smallest and not fits(section, **{key: value}):
             value //= 2
-        if value >= smallest:
+        if value >= smallest and (key != "dim" or value % config.model.heads == 0):
             ideas.append(f"--set {section}.{key}={value}")
     if config.model.attention_dropout and fits("model", attention_dropout=0.0):
         ideas.append("--set model.attention_dropout=0")
     if not ideas:
-        return (
-            "No single smaller setting fits: drop rare items (--min-item) or use a larger machine."
-        )
+        return "No smaller setting alone fits: drop rare items (--set data.min_item_actions=5)."
     return "Each of these alone would fit: " + ", ".join(ideas) + "."
 
 
@@ -101,10 +102,19 @@ def available_memory() -> int | None:
         limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
     elif "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        limits.append(int(text) - int(used.read_text()))
+    limits += _container_limit(Path("/sys/fs/cgroup"))
     return min(limits, default=None)
+
+
+def _container_limit(folder: Path) -> list[int]:
+    """What a container may still take; file pages that the kernel would give up count as free."""
+    limit, used, facts = (folder / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not (limit.exists() and used.exists() and facts.exists()):
+        return []
+    if (text := limit.read_text().strip()) == "max":
+        return []
+    statistics = dict(line.split() for line in facts.read_text().splitlines())
+    return [int(text) - int(used.read_text()) + int(statistics.get("inactive_file", 0))]
 
 
 def _size(n_bytes: int) -> str:
