@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert4rec.config import load_config, override_config, recipe_names
+from bert4rec.config import load_config, override_config, recipe_names, setting_descriptions
 
 
 def test_every_recipe_is_valid() -> None:
@@ -12,6 +12,12 @@ def test_every_recipe_is_valid() -> None:
         load_config(name)
     papers = {"paper-ml-1m", "paper-beauty", "paper-steam", "paper-ml-20m"}
     assert papers | {"default", "demo"} <= set(recipe_names())
+
+
+def test_every_setting_is_described() -> None:
+    described = {name: meaning for name, _, meaning in setting_descriptions()}
+    assert described["training.mask_ratio"].startswith("rho")
+    assert all(described.values())
 
 
 def test_the_papers_settings() -> None:

@@ -73,12 +73,16 @@ class TrainingConfig(Settings):
     seed: Count = Field(0, description="fixes everything that is random, data order included")
     batch_size: Positive = Field(128, description="sequences a step")
     epochs: Positive = Field(200, description="most passes over the training sequences")
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        1e-3, description="the highest one, after the warm-up; it decays linearly to zero"
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.01, description="AdamW's decay; never on biases and LayerNorm"
     )
-    warmup_steps: Count = 100
-    clip_norm: Annotated[float, Field(gt=0)] = 5.0
+    warmup_steps: Count = Field(100, description="steps of linear warm-up")
+    clip_norm: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="longest gradient; longer ones are scaled down to it"
+    )
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.2, description="rho: the share of items hidden behind [MASK] in the Cloze task"
     )
@@ -113,8 +117,8 @@ class SecondStageConfig(Settings):
     """Masks only the end, over random prefixes: what the model is asked when it recommends."""
 
     epochs: Count = Field(60, description="most passes of the last-item stage; 0 leaves it out")
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    warmup_steps: Count = 100
+    learning_rate: Annotated[float, Field(gt=0)] = Field(3e-4, description="as in training")
+    warmup_steps: Count = Field(100, description="as in training")
     prefix_share: Share = Field(
         0.9, description="share of the sequences cut at a random place instead of at their end"
     )
@@ -125,7 +129,9 @@ class SecondStageConfig(Settings):
 
 
 class EvaluationConfig(Settings):
-    ks: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1, 5, 10, 20)
+    ks: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
+        (1, 5, 10, 20), description="cut-offs of the metrics"
+    )
     exclude_seen: bool = Field(True, description="never recommend what the history holds already")
     n_negatives: Positive = Field(100, description="negatives of the two sampled protocols")
     seed: Count = Field(0, description="fixes the sampled negatives and the bootstrap")
@@ -154,6 +160,15 @@ def recipe_text(name: str) -> str:
             f"there are: {', '.join(recipe_names())}"
         )
     return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def setting_descriptions() -> list[tuple[str, str, str]]:
+    """(section.key, default, meaning) of every setting."""
+    return [
+        (f"{section}.{key}", str(field.get_default()), field.description or "")
+        for section, model in _sections().items()
+        for key, field in model.model_fields.items()
+    ]
 
 
 def load_config(

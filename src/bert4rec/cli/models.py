@@ -203,6 +203,18 @@ def recipes(
         output.print(recipe_text(name), markup=False, highlight=False, end="")
 
 
+def settings() -> None:
+    """List every setting with its default and meaning, for --set and --config."""
+    from rich.table import Table
+
+    from bert4rec.config import setting_descriptions
+
+    table = Table("setting", "default", "meaning", box=None)
+    for name, default, meaning in setting_descriptions():
+        table.add_row(name, default, meaning)
+    output.print(table)
+
+
 def training_data(about: dict[str, object], named: str | None) -> Sequences:
     """The prepared data of a model: where it was at training time, or where the user says."""
     from bert4rec.data.sequences import Sequences
@@ -269,11 +281,11 @@ def _show(outcome: Outcome, out: Path) -> None:
 
     output.print(metric_table(outcome.evaluation, "Test items"))
     table = Table(title="Against simple rivals", title_justify="left")
-    table.add_column("model")
+    table.add_column("model", no_wrap=True)
     rivals = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
     ks = outcome.recommender.config.evaluation.ks
     k = 10 if 10 in ks else max(ks)
-    columns = [(p, m) for p in outcome.evaluation.metrics for m in (f"HR@{k}", f"NDCG@{k}")]
+    columns = [("full", f"HR@{k}"), *((p, f"NDCG@{k}") for p in outcome.evaluation.metrics)]
     for protocol, metric in columns:
         title = column_title(protocol, outcome.evaluation)
         table.add_column(f"{metric}\n{title}", justify="right")
@@ -291,5 +303,5 @@ def _next_commands(*commands: list[object]) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    for verb in (demo, train, evaluate, compare, recipes):
+    for verb in (demo, train, evaluate, compare, recipes, settings):
         app.command()(verb)
