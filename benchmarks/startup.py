@@ -1,4 +1,4 @@
-"""How long `import bert4rec` and `bert4rec --help` take, best of several, beside a bare interpreter."""
+"""Seconds for `import bert4rec` and `bert4rec --help`, best of seven, beside a bare interpreter."""
 
 import subprocess
 import sys
