@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from bert4rec import __version__
 from bert4rec.data import demo
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.recommender import Recommender
@@ -162,6 +163,8 @@ def test_the_data_commands(cache: Path, tmp_path: Path) -> None:
     assert "training after the test time" in bert4rec("data", "audit", table, cache=cache)
     listed = bert4rec("data", "list", cache=cache)
     assert all(name in listed for name in ("demo", "ml-100k", "ml-1m", "ml-20m", "beauty", "steam"))
+    assert bert4rec("--version", cache=cache) == f"bert4rec {__version__}\n"
+    assert "training.mask_ratio" in bert4rec("settings", cache=cache)
     recipes = bert4rec("recipes", cache=cache)
     assert "paper-beauty" in recipes
     assert "mask_ratio = 0.6" in bert4rec("recipes", "paper-beauty", cache=cache)

@@ -6,11 +6,13 @@ Nothing heavy is imported at the top of these files: `--help` must not wait for 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from bert4rec import __version__
 from bert4rec.cli import answers, data, models
-from bert4rec.cli.console import errors
+from bert4rec.cli.console import errors, output
 
 app = typer.Typer(
     name="bert4rec",
@@ -22,6 +24,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        output.print(f"bert4rec {__version__}", highlight=False)
+        raise typer.Exit
+
+
 models.add_to(app)
 answers.add_to(app)
 app.add_typer(data.app, name="data")
