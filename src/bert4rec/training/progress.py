@@ -36,7 +36,7 @@ class TrainingDisplay:
             refresh_per_second=4,
         )
         self._writer = _tensorboard_writer(run / "tensorboard") if tensorboard else None
-        self._ndcg = float("nan")
+        self._ndcg = "–"  # until the first validation
         self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -65,7 +65,7 @@ class TrainingDisplay:
         self._sequences += n_sequences
         now = time.monotonic()
         rate = self._sequences / max(now - self._started, 1e-9)
-        facts = f"epoch {epoch}  loss {loss:.3f}  NDCG@10 {self._ndcg:.4f}  {rate:,.0f} seq/s"
+        facts = f"epoch {epoch}  loss {loss:.3f}  NDCG@10 {self._ndcg}  {rate:,.0f} seq/s"
         self._bar.update(self._task, completed=done, facts=facts)
         if not self.console.is_terminal and now - self._last_line > PLAIN_LINE_EVERY:
             steps = done - self._done_at_start
@@ -73,7 +73,7 @@ class TrainingDisplay:
             self.say(f"{self._name}: {facts}  at most {left / 60:.0f} min left")
 
     def validated(self, event: dict[str, Any], is_best: bool) -> None:
-        self._ndcg = float(event["ndcg@10"])
+        self._ndcg = f"{event['ndcg@10']:.4f}"
         mark = "  best so far" if is_best else ""
         self.say(
             f"{event['stage']}: epoch {event['epoch']}  loss {event['loss']:.3f}  validation "
