@@ -9,11 +9,14 @@ from toys import random_histories, small_config
 
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.training.batches import (
+    PIECE_POSITIONS,
+    WORTH_A_PIECE,
     cloze,
     cloze_task,
     epoch_order,
     last_item,
     last_item_task,
+    like_lengths,
     make_batch,
     prefixes,
     sliding_windows,
@@ -133,10 +136,7 @@ def test_prefixes_end_anywhere_after_the_first_item() -> None:
 
 @given(n=st.integers(1, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 99))
 def test_an_epoch_uses_every_window_once(n: int, batch_size: int, seed: int) -> None:
-    lengths = np.random.default_rng(seed).integers(1, 50, n)
-    zeros = np.zeros(n, dtype=np.int64)
-    windows = Spans(np.zeros(50, dtype=np.int32), zeros, lengths, zeros)
-    batches = epoch_order(windows, batch_size, np.random.default_rng(seed))
+    batches = epoch_order(n, batch_size, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches).tolist()) == list(range(n))
     assert all(1 <= len(batch) <= batch_size for batch in batches)
 
@@ -158,15 +158,29 @@ def test_a_batch_asks_for_what_really_stood_there(replacement: str) -> None:
     windows = task.windows(np.random.default_rng(0))
     generator = torch.Generator().manual_seed(0)
     rows = np.arange(len(windows))
-    originals = torch.from_numpy(windows.padded(rows, split.n_items))
     batch = make_batch(task, windows, rows, split.n_items, generator)
-    assert torch.equal(batch.targets, originals.flatten()[batch.at])
-    shown = batch.tokens.flatten()[batch.at]
-    is_mask = (shown == split.n_items + 1).float().mean()
+    assert batch.n_sequences == len(windows)
+    assert batch.n_asked == sum(len(piece.at) for piece in batch.pieces)
+    shown, restored = [], []
+    for piece in batch.pieces:
+        shown.append(piece.tokens.flatten()[piece.at])
+        whole = piece.tokens.flatten().clone()
+        whole[piece.at] = piece.targets
+        restored += [row[row != split.n_items].tolist() for row in whole.view_as(piece.tokens)]
+    is_mask = (torch.cat(shown) == split.n_items + 1).float().mean()
     assert is_mask == 1 if replacement == "mask" else 0.75 < is_mask < 0.85
-    untouched = torch.ones(originals.numel(), dtype=torch.bool)
-    untouched[batch.at] = False
-    assert torch.equal(batch.tokens.flatten()[untouched], originals.flatten()[untouched])
+    assert sorted(restored) == sorted(windows[row].tolist() for row in rows)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=300))
+def test_pieces_are_all_of_the_batch_and_waste_little(lengths: list[int]) -> None:
+    ordered = np.array(sorted(lengths, reverse=True))
+    pieces = like_lengths(ordered)
+    assert [i for piece in pieces for i in range(piece.start, piece.stop)] == [*range(len(ordered))]
+    for piece in pieces:
+        part = ordered[piece]
+        assert len(part) * part[0] <= PIECE_POSITIONS or len(part) == 1
+        assert len(part) * part[0] - part.sum() <= WORTH_A_PIECE
 
 
 def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None:
@@ -177,5 +191,6 @@ def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None
     generator = torch.Generator().manual_seed(0)
     rows = np.arange(len(windows))
     batch = make_batch(task, windows, rows, split.n_items, generator)
-    assert len(batch.at) == len(windows)
-    assert batch.targets.tolist() == split.train.tokens[windows.ends - 1].tolist()
+    assert batch.n_asked == len(windows)
+    targets = torch.cat([piece.targets for piece in batch.pieces])
+    assert sorted(targets.tolist()) == sorted(split.train.tokens[windows.ends - 1].tolist())

@@ -1,36 +1,191 @@
-"""The blockwise cross-entropy is the plain one, to rounding."""
+"""Losses: the fast form is the plain one, and the sampled ones estimate what they say."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from bert4rec.training import losses
+from bert4rec.config import TrainingConfig, load_config
+from bert4rec.training import full_softmax, losses
+from bert4rec.training.losses import CrossEntropy, Loss, Negatives, gbce_beta, make_loss
 
-
-@pytest.mark.parametrize(("n_asked", "n_items"), [(1, 2), (7, 100), (500, 3416), (40, 20_000)])
-def test_loss_and_gradients_equal_the_plain_form(
-    n_asked: int, n_items: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(losses, "BLOCK_BYTES", 1 << 20)  # several blocks
-    torch.manual_seed(0)
-    h = torch.randn(n_asked, 16, requires_grad=True)
-    weight = torch.randn(n_items, 16, requires_grad=True)
-    bias = torch.randn(n_items, requires_grad=True)
-    targets = torch.randint(0, n_items, (n_asked,))
-    ours = losses.cross_entropy(h, weight, bias, targets)
-    plain = F.cross_entropy(h @ weight.T + bias, targets)
-    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
-    our_gradients = torch.autograd.grad(3 * ours, (h, weight, bias))
-    plain_gradients = torch.autograd.grad(3 * plain, (h, weight, bias))
-    for a, b in zip(our_gradients, plain_gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+DIM = 16
+SAMPLED = ["sampled-softmax", "in-batch", "bce", "gbce", "bpr"]
 
 
-def test_extreme_logits_stay_finite() -> None:
-    h = torch.tensor([[1000.0, 0.0], [-1000.0, 0.0]], requires_grad=True)
-    weight = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-    loss = losses.cross_entropy(h, weight, torch.zeros(3), torch.tensor([0, 0]))
-    loss.backward()
-    assert float(loss.detach()) == 1000.0
-    assert h.grad is not None
-    assert h.grad.isfinite().all()
+class Case:
+    """Random vectors, an output layer with two rows that are no items, and targets."""
+
+    def __init__(self, n_asked: int, n_items: int, size: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(n_asked + n_items)
+        self.h = size * torch.randn(n_asked, DIM, generator=generator)
+        self.weight = nn.Parameter(torch.randn(n_items + 2, DIM, generator=generator))
+        self.bias = nn.Parameter(torch.randn(n_items, generator=generator))
+        self.targets = torch.randint(0, n_items, (n_asked,), generator=generator)
+
+    def gradients(self, loss: Loss, seed: int = 0) -> tuple[torch.Tensor, ...]:
+        self.weight.grad = self.bias.grad = None
+        generator = torch.Generator().manual_seed(seed)
+        value, grad_h = loss(
+            self.h, self.weight, self.bias, self.targets, share=0.5, generator=generator
+        )
+        assert self.weight.grad is not None
+        assert self.bias.grad is not None
+        weight = self.weight.grad.to_dense() if self.weight.grad.is_sparse else self.weight.grad
+        return value, grad_h, weight, self.bias.grad
+
+    def plain(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+        h, weight, bias = (
+            each.detach().to(dtype).requires_grad_() for each in (self.h, self.weight, self.bias)
+        )
+        logits = h @ weight[: len(bias)].T + bias
+        value = 0.5 * F.cross_entropy(logits, self.targets, reduction="sum")
+        grads = torch.autograd.grad(value, (h, weight, bias))
+        return tuple(each.detach().float() for each in (value, *grads))
+
+
+def assert_exact(case: Case, memory: int) -> None:
+    """To 1e-5 of the plain form in double precision, or as near as the plain form in single is."""
+    ours = case.gradients(CrossEntropy(memory))
+    exact, single = case.plain(), case.plain(torch.float32)
+    torch.testing.assert_close(ours[0], exact[0], rtol=1e-5, atol=1e-5)
+    for mine, theirs, rough in zip(ours[1:], exact[1:], single[1:], strict=True):
+        allowed = 1e-5 + 3 * float((rough - theirs).abs().max())
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=allowed)
+
+
+@pytest.mark.parametrize("memory", [2**26, 2**16])  # enough to go over the items once, or twice
+@pytest.mark.parametrize(
+    ("n_asked", "n_items"), [(1, 2), (7, 100), (700, 3416), (90, 54_542), (3, 1_000_000)]
+)
+def test_cross_entropy_is_the_plain_one(n_asked: int, n_items: int, memory: int) -> None:
+    assert_exact(Case(n_asked, n_items), memory)
+
+
+@pytest.mark.slow
+def test_five_million_items_within_the_memory_setting() -> None:
+    assert_exact(Case(2, 5_000_000), 2**20)
+
+
+@pytest.mark.parametrize("memory", [2**26, 2**12])
+@pytest.mark.parametrize("size", [30.0, 3000.0])
+def test_extreme_logits_stay_exact_and_finite(memory: int, size: float) -> None:
+    case = Case(80, 3000, size)
+    ours, plain = case.gradients(CrossEntropy(memory)), case.plain()
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.isfinite().all()
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_gradients_are_added_to_what_is_there() -> None:
+    case = Case(5, 50)
+    once = case.gradients(CrossEntropy())
+    value, _ = CrossEntropy()(
+        case.h, case.weight, case.bias, case.targets, share=0.5, generator=torch.Generator()
+    )
+    assert case.weight.grad is not None
+    assert value == once[0]
+    torch.testing.assert_close(case.weight.grad, 2 * case.plain()[2])
+    assert not case.weight.grad[50:].any()  # no items there
+
+
+def test_a_nan_is_not_hidden() -> None:
+    case = Case(5, 50)
+    case.h[2, 3] = torch.nan
+    assert case.gradients(CrossEntropy())[0].isnan()
+
+
+def test_only_one_tile_is_held_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    real = torch.Tensor.exp2_
+    monkeypatch.setattr(
+        torch.Tensor, "exp2_", lambda self: (sizes.append(self.numel()), real(self))[1]
+    )
+    Case(600, 20_000).gradients(CrossEntropy(2**10))
+    assert max(sizes) <= full_softmax.TILE_ROWS * full_softmax.TILE_ITEMS
+    assert sum(sizes) == 2 * 600 * 20_000
+
+
+def training(loss: str, **changes: object) -> TrainingConfig:
+    settings = load_config().training
+    return settings.model_copy(update={"loss": loss, **changes})
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("k", [3, 100])
+def test_sampled_gradients_are_those_of_the_formula(name: str, k: int) -> None:
+    """Against the definition, written out for one position at a time, with the same draws."""
+    case, n_items = Case(6, 40), 40
+    counts = np.arange(1, n_items + 1)
+    config = training(name, n_negatives=k, negatives="popularity")
+    ours = case.gradients(make_loss(config, counts), seed=5)
+    h = case.h.clone().requires_grad_()
+    weight, bias = (p.detach().clone().requires_grad_() for p in (case.weight, case.bias))
+    share_of_item = torch.from_numpy((counts + 1e-3) / (counts + 1e-3).sum()).float()
+    is_shared = k >= losses.SHARED_FROM
+    drawn = Negatives(counts + 1e-3).draw(
+        (1 if is_shared else len(h), k), torch.Generator().manual_seed(5)
+    )
+    total = torch.zeros(())
+    for i, target in enumerate(case.targets.tolist()):
+        if name == "in-batch":
+            items = case.targets
+            n = len(items) - 1
+        else:
+            items = drawn[0 if is_shared else i]
+            n = k
+        others = items[items != target]
+        wanted = h[i] @ weight[target] + bias[target]
+        scores = weight[others] @ h[i] + bias[others]
+        if name in ("sampled-softmax", "in-batch"):
+            estimate = (scores.exp() / (n * share_of_item[others])).sum()
+            total = total + torch.log(wanted.exp() + estimate) - wanted
+        elif name == "bpr":
+            total = total - torch.sigmoid(wanted - scores).log().mean()
+        else:
+            beta = gbce_beta(k, n_items, 0.75) if name == "gbce" else 1.0
+            total = total - beta * torch.sigmoid(wanted).log()
+            total = total - (1 - torch.sigmoid(scores)).log().sum()
+    plain = (0.5 * total).detach(), *torch.autograd.grad(0.5 * total, (h, weight, bias))
+    for mine, theirs in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-4)
+
+
+def test_sampled_softmax_nears_the_full_one_as_negatives_grow() -> None:
+    case = Case(4, 200, size=0.3)
+    full = float(case.plain()[0])
+    gaps = []
+    for k in (64, 512, 20_000):
+        loss = make_loss(training("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64))
+        values = [float(case.gradients(loss, seed)[0].detach()) for seed in range(40)]
+        gaps.append(full - float(np.mean(values)))
+    assert abs(gaps[2]) < 0.01 * full
+    assert abs(gaps[2]) < abs(gaps[0])
+    assert gaps[0] > 0  # too low on average, as documented
+
+
+def test_negatives_come_in_proportion_and_their_expectation_is_known() -> None:
+    negatives = Negatives(np.array([1.0, 0.0, 3.0]))
+    drawn = negatives.draw((1, 100_000), torch.Generator().manual_seed(0)).flatten()
+    shares = torch.bincount(drawn, minlength=3) / len(drawn)
+    torch.testing.assert_close(shares, torch.tensor([0.25, 0.0, 0.75]), atol=0.01, rtol=0)
+    expected = negatives.log_expected(torch.tensor([0, 2]), 8).exp()
+    torch.testing.assert_close(expected, torch.tensor([2.0, 6.0]))
+
+
+def test_gbce_runs_from_bce_to_full_calibration() -> None:
+    assert gbce_beta(10, 1001, 0.0) == pytest.approx(1.0)
+    assert gbce_beta(10, 1001, 1.0) == pytest.approx(0.01)
+    assert math.isfinite(gbce_beta(5000, 1001, 0.75))
+
+
+def test_sampled_gradients_leave_other_rows_alone() -> None:
+    case = Case(3, 10_000)
+    loss = make_loss(training("bce", n_negatives=2), np.ones(10_000, dtype=np.int64))
+    *_, weight, _ = case.gradients(loss)
+    assert loss.is_sparse
+    assert 3 <= int(weight.abs().sum(1).count_nonzero()) <= 9

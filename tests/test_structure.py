@@ -15,6 +15,7 @@ ORDER = [
     "durable",
     "config",
     "environment",
+    "parallel",
     "data",
     "models",
     "evaluation",

@@ -17,6 +17,7 @@ from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.pipeline import train_recommender
 from bert4rec.training import loop, progress
 from bert4rec.training.loop import Stage, unreachable_note, validation_sample
+from bert4rec.training.optimizer import Optimizer
 
 CYCLE = ("learning_rate=5e-3", "dropout=0", "evaluation.exclude_seen=false")
 
@@ -36,7 +37,9 @@ def test_the_learning_rate_warms_up_and_decays_to_nothing() -> None:
 
 def test_weight_decay_spares_biases_and_layer_norm() -> None:
     model = BERT4Rec(10, ModelConfig(dim=8))
-    decayed, spared = loop._optimizer(model, small_config("weight_decay=0.3")).param_groups
+    config = small_config("weight_decay=0.3").training
+    (adamw,) = Optimizer(model, config, is_sparse=False).optimizers
+    decayed, spared = adamw.param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.3
     assert spared["weight_decay"] == 0

@@ -83,6 +83,19 @@ class TrainingConfig(Settings):
     clip_norm: Annotated[float, Field(gt=0)] = Field(
         5.0, description="longest gradient; longer ones are scaled down to it"
     )
+    loss: Literal["cross-entropy", "sampled-softmax", "in-batch", "bce", "gbce", "bpr"] = Field(
+        "cross-entropy", description="what is minimised; all but the first draw negatives"
+    )
+    loss_memory_mb: Positive = Field(
+        64, description="most memory a worker takes for logits of cross-entropy, in MiB"
+    )
+    n_negatives: Positive = Field(
+        1024, description="negatives of a sampled loss; from 64 on, shared by a piece of the batch"
+    )
+    negatives: Literal["uniform", "popularity"] = Field(
+        "uniform", description="how the negatives of a sampled loss are drawn"
+    )
+    gbce_calibration: Share = Field(0.75, description="t of gbce: 0 is bce, 1 fully calibrated")
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.2, description="rho: the share of items hidden behind [MASK] in the Cloze task"
     )
@@ -107,6 +120,9 @@ class TrainingConfig(Settings):
     patience: Positive | None = Field(
         15,
         description="stop after this many validations without a better NDCG@10; none never stops",
+    )
+    workers: Positive | None = Field(
+        None, description="threads that share the cores; none is one a core, at most 8"
     )
     checkpoint_minutes: Annotated[float, Field(ge=0)] = Field(
         2.0, description="save a checkpoint at least this often (at every validation in any case)"

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert4rec.config import ModelConfig
-from bert4rec.models.layers import Block, ByteDropout
+from bert4rec.models.item_embedding import ItemEmbedding
+from bert4rec.models.layers import Asked, Block, ByteDropout
 from bert4rec.models.onednn import without_onednn
 
 
@@ -23,7 +24,7 @@ class BERT4Rec(nn.Module):
         super().__init__()
         self.n_items, self.max_len = n_items, config.max_len
         self.pad, self.mask = n_items, n_items + 1
-        self.items = nn.Embedding(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
+        self.items = ItemEmbedding(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim)
         self.norm = nn.LayerNorm(
             config.dim
@@ -55,14 +56,22 @@ class BERT4Rec(nn.Module):
         return x
 
     def asked(self, tokens: Tensor, at: Tensor) -> Tensor:
-        """The head's output GELU(hW + b) at the flat positions `at` (M,) only → (M, D)."""
-        h = self.hidden(tokens).flatten(0, 1)[at]
+        """The head's output GELU(hW + b) at the flat positions `at` (M,), in row order → (M, D)."""
+        x, visible = self._embed(tokens)
+        *first, last = self.blocks
+        for block in first:
+            x = block(x, visible)
+        assert isinstance(last, Block)
+        h = last.asked(x, visible, Asked(at, *tokens.shape))
         out: Tensor = self.head_norm(F.gelu(self.head(h)))
         return out
 
     def output(self) -> tuple[Tensor, Tensor]:
-        """E and b_o of Eq. 7: the item vectors, which are also the input's, and the bias."""
-        return self.items.weight[: self.n_items], self.output_bias
+        """E and b_o of Eq. 7: the item vectors, which are also the input's, and the bias.
+
+        E is whole, so that a loss can add to its gradient; its rows beyond the bias are no items.
+        """
+        return self.items.weight, self.output_bias
 
     def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         positions = self.positions.weight[: tokens.shape[1]]
@@ -77,8 +86,7 @@ class BERT4Rec(nn.Module):
         """(B, L) histories, padded on either side → (B, V) logits of a `[MASK]` put after each."""
         self.eval()
         tokens, at = self._with_mask_at_end(history)
-        weight, bias = self.output()
-        return F.linear(self.asked(tokens, at), weight, bias)
+        return F.linear(self.asked(tokens, at), self.items.weight[: self.n_items], self.output_bias)
 
     @torch.inference_mode()
     def attention(self, history: Tensor) -> Tensor:

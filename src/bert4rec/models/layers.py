@@ -20,16 +20,74 @@ class ByteDropout(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.dropped_of_256 = min(round(probability * 256), 255)
+        self._reused: _ReusedMask | None = None
+
+    def reuse_until_next_call(self, generator: torch.Generator) -> None:
+        """Draw one mask from `generator` and use it for every batch until this is called again.
+
+        A step that is computed in pieces then draws its masks once. Each sequence still sees a
+        mask of the right distribution, so the expected gradient is the same; sequences of
+        different pieces share theirs. The mask differs from layer to layer.
+        """
+        self._reused = _ReusedMask(generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.dropped_of_256 == 0:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.dropped_of_256 / 256)
-        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64)
-        draws.random_(-(2**63), None)  # all 64 bits; the default leaves the sign bit out
-        kept = (draws.view(torch.uint8)[: x.numel()] >= self.dropped_of_256).view(x.shape)
-        return x * kept * (256 / (256 - self.dropped_of_256))
+        return x if self.keeps_all else x * self._mask(x)
+
+    def added(self, x: Tensor, change: Tensor) -> Tensor:
+        """x + Dropout(change), in one pass."""
+        return x + change if self.keeps_all else torch.addcmul(x, change, self._mask(change))
+
+    @property
+    def keeps_all(self) -> bool:
+        return not self.training or self.dropped_of_256 == 0
+
+    def _mask(self, x: Tensor) -> Tensor:
+        """0 or the scale that makes up for the zeros, in the shape of `x`."""
+        if self._reused is None:
+            return self._draw(x.numel(), x.device, None).view(x.shape)
+        mask = self._reused.mask
+        if mask is None or mask.numel() < x.numel():
+            mask = self._draw(x.numel(), x.device, self._reused.generator)
+            self._reused.mask = mask
+        return mask[: x.numel()].view(x.shape)
+
+    def _draw(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+        draws = torch.empty((n + 7) // 8, dtype=torch.int64, device=device)
+        draws.random_(-(2**63), None, generator=generator)  # all 64 bits, the sign too
+        kept = draws.view(torch.uint8)[:n] >= self.dropped_of_256
+        return kept.float().mul_(256 / (256 - self.dropped_of_256))
+
+
+class _ReusedMask:
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.mask: Tensor | None = None
+
+
+class Asked:
+    """The positions of a batch that are read, so that the last block computes no others.
+
+    `at` (M,) are flat positions in row order. Attention wants the same number of questions in each
+    row: they are put into a grid (B, Q), Q being the most that any row asks.
+    """
+
+    def __init__(self, at: Tensor, n_rows: int, length: int) -> None:
+        rows = at // length
+        counts = torch.bincount(rows, minlength=n_rows)
+        column = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[rows]
+        self.at, self.n_rows, self.width = at, n_rows, int(counts.max())
+        self.is_full = self.width * n_rows == len(at)
+        self.place = rows * self.width + column  # (M,) where each stands in the grid
+
+    def to_grid(self, x: Tensor) -> Tensor:  # (M, D) → (B, Q, D)
+        if not self.is_full:
+            x = x.new_zeros(self.n_rows * self.width, x.shape[1]).index_copy(0, self.place, x)
+        return x.view(self.n_rows, self.width, -1)
+
+    def from_grid(self, grid: Tensor) -> Tensor:  # (B, Q, D) → (M, D)
+        x = grid.flatten(0, 1)
+        return x if self.is_full else x.index_select(0, self.place)
 
 
 class Attention(nn.Module):
@@ -37,24 +95,41 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout = heads, ByteDropout(dropout)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
-    def _split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, L, D/H)
-
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:  # (B, L, D), (B, 1, 1, L)
-        q, k, v = self._split_heads(x)
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout)
-        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        q, k, v = self._heads(self.query_key_value(x), 3)
+        out: Tensor = self.output(self._mix(q, k, v, visible))
+        return out
+
+    def asked(self, x: Tensor, read: Tensor, visible: Tensor | None, asked: Asked) -> Tensor:
+        """The same at the asked positions only, whose rows of `x` are `read` (M, D) → (M, D)."""
+        dim = x.shape[-1]
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        (q,) = self._heads(asked.to_grid(F.linear(read, weight[:dim], bias[:dim])), 1)
+        k, v = self._heads(F.linear(x, weight[dim:], bias[dim:]), 2)
+        out: Tensor = self.output(asked.from_grid(self._mix(q, k, v, visible)))
         return out
 
     def weights(self, x: Tensor, visible: Tensor | None) -> Tensor:
         """The attention probabilities themselves, (B, H, L, L), to be looked at."""
-        q, k, _ = self._split_heads(x)
+        q, k, _ = self._heads(self.query_key_value(x), 3)
+        return self._probabilities(q, k, visible)
+
+    def _heads(self, projected: Tensor, n: int) -> tuple[Tensor, ...]:  # n times (B, H, L, D/H)
+        parts = projected.view(*projected.shape[:-1], n, self.heads, -1).unbind(2)
+        return tuple(part.transpose(1, 2) for part in parts)
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        if self.dropout.keeps_all:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        else:  # torch's fused kernel has no dropout on a CPU
+            mixed = self.dropout(self._probabilities(q, k, visible)) @ v
+        return mixed.transpose(1, 2).flatten(2)
+
+    def _probabilities(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         if visible is not None:
             scores = scores.masked_fill(~visible, float("-inf"))
@@ -83,9 +158,17 @@ class Block(nn.Module):
         self.attention = Attention(dim, heads, attention_dropout)
         self.feed_forward = FeedForward(dim)
         self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.dropout = ByteDropout(dropout)
+        self.dropout_1, self.dropout_2 = ByteDropout(dropout), ByteDropout(dropout)
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:  # (B, L, D), (B, 1, 1, L)
-        a = self.norm_1(x + self.dropout(self.attention(x, visible)))
-        out: Tensor = self.norm_2(a + self.dropout(self.feed_forward(a)))
+        return self._rest(x, self.attention(x, visible))
+
+    def asked(self, x: Tensor, visible: Tensor | None, asked: Asked) -> Tensor:
+        """The same at the asked positions only → (M, D)."""
+        read = x.flatten(0, 1).index_select(0, asked.at)
+        return self._rest(read, self.attention.asked(x, read, visible, asked))
+
+    def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        a = self.norm_1(self.dropout_1.added(x, attended))
+        out: Tensor = self.norm_2(self.dropout_2.added(a, self.feed_forward(a)))
         return out

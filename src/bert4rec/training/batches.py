@@ -19,16 +19,24 @@ from torch import Tensor
 from bert4rec.config import Config
 from bert4rec.data.splits import Spans
 
-# Batches are cut from pools of this many batches, sorted by length: little padding, and still a
-# fresh random composition every epoch.
-POOL = 32
+# A batch is computed in pieces of sequences of like length, so that little is padding and a piece's
+# arrays stay in the cache. Measured on ML-1M's and Beauty's lengths with `benchmarks/pieces.py`.
+PIECE_POSITIONS = 2048
+WORTH_A_PIECE = 300  # positions of padding that cost about as much as starting another piece
+
+
+@dataclass(frozen=True)
+class Piece:
+    tokens: Tensor  # (B, L) what the model sees, padded at the end
+    at: Tensor  # (M,) flat positions of `tokens` that are asked, in order
+    targets: Tensor  # (M,) the items that really stood there
 
 
 @dataclass(frozen=True)
 class Batch:
-    tokens: Tensor  # (B, L) what the model sees, padded at the end
-    at: Tensor  # (M,) flat positions of `tokens` that are asked
-    targets: Tensor  # (M,) the items that really stood there
+    pieces: list[Piece]
+    n_sequences: int
+    n_asked: int
 
 
 @dataclass(frozen=True)
@@ -147,26 +155,41 @@ def mixed_replacement(
 
 
 def epoch_order(
-    windows: Spans, batch_size: int, generator: np.random.Generator
+    n_windows: int, batch_size: int, generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """The epoch's batches as window numbers: random, but of similar lengths, in random order.
+    """The epoch's batches as window numbers: every window exactly once, in random order.
 
-    A permutation is cut into pools, each pool sorted by length and cut into batches, and the
-    batches shuffled. Every window is used exactly once an epoch. A batch's gradient is the mean
-    over its asked positions, so a window's weight depends on its batch mates, which change.
+    Lengths play no part in it. They are sorted within a batch only, where the order of a sum does
+    not matter, so the gradient is that of plain random batches.
     """
-    order = generator.permutation(len(windows))
-    lengths = windows.lengths[order]
-    pool_of = np.arange(len(order)) // (POOL * batch_size)
-    order = order[np.lexsort((lengths, pool_of))]
-    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    return [batches[i] for i in generator.permutation(len(batches))]
+    order = generator.permutation(n_windows)
+    return [order[i : i + batch_size] for i in range(0, n_windows, batch_size)]
 
 
 def make_batch(
     task: Task, windows: Spans, rows: NDArray[np.int64], pad: int, generator: torch.Generator
 ) -> Batch:
+    rows = rows[np.argsort(-windows.lengths[rows], kind="stable")]
+    lengths = windows.lengths[rows]
     sequences = torch.from_numpy(windows.padded(rows, pad))
     inputs, hidden = task.hide(sequences, generator)
-    at = hidden.flatten().nonzero()[:, 0]
-    return Batch(inputs, at, sequences.flatten()[at])
+    pieces = []
+    for piece in like_lengths(lengths):
+        part = (piece, slice(0, int(lengths[piece.start])))
+        at = hidden[part].flatten().nonzero()[:, 0]
+        targets = sequences[part].flatten()[at]
+        pieces.append(Piece(inputs[part].contiguous(), at, targets))
+    return Batch(pieces, len(rows), sum(len(piece.at) for piece in pieces))
+
+
+def like_lengths(lengths: NDArray[np.int64]) -> list[slice]:
+    """Cut sequences, longest first, into pieces that waste little and are not too large."""
+    pieces, first = [], 0
+    while first < len(lengths):
+        longest = max(1, int(lengths[first]))
+        rest = lengths[first : first + max(1, PIECE_POSITIONS // longest)]
+        padding = np.cumsum(longest - rest)
+        n = int(np.searchsorted(padding, WORTH_A_PIECE, side="right"))
+        pieces.append(slice(first, first + n))
+        first += n
+    return pieces

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bert4rec.config import Config
-from bert4rec.data.splits import Questions, Split
+from bert4rec.data.splits import Questions, Spans, Split
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.onednn import without_onednn
+from bert4rec.parallel import Workers
 from bert4rec.training.allocator import keep_freed_memory
-from bert4rec.training.batches import Task, cloze_task, epoch_order, last_item_task, make_batch
+from bert4rec.training.batches import (
+    Batch,
+    Task,
+    cloze_task,
+    epoch_order,
+    last_item_task,
+    make_batch,
+)
 from bert4rec.training.checkpoint import (
     Checkpoint,
     Progress,
     load_checkpoint,
-    optimizer_tensors,
-    restore_optimizer,
     save_checkpoint,
 )
-from bert4rec.training.losses import cross_entropy
+from bert4rec.training.gradients import Gradients
+from bert4rec.training.losses import make_loss
+from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.progress import TrainingDisplay
 
 
@@ -80,17 +89,21 @@ def train(
 ) -> Progress:
     """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
     keep_freed_memory()
-    trainer = _Trainer(model, split, config, run, display, identity, should_stop)
-    if resume:
-        trainer.restore()
-    else:
-        display.rewind_log([])
-    if note := unreachable_note(trainer.questions, config.evaluation.exclude_seen):
-        display.say(note)
-    for number, stage in enumerate(trainer.stages):
-        if number == trainer.progress.stage:
-            trainer.run_stage(stage)
+    with Workers(config.training.workers) as workers, Workers(1) as preparer:
+        trainer = _Trainer(
+            model, split, config, run, display, identity, should_stop, workers, preparer
+        )
+        if resume:
+            trainer.restore()
+        else:
+            display.rewind_log([])
+        if note := unreachable_note(trainer.questions, config.evaluation.exclude_seen):
+            display.say(note)
+        for number, stage in enumerate(trainer.stages):
+            if number == trainer.progress.stage:
+                trainer.run_stage(stage)
     model.load_state_dict(trainer.best)
+    model.items.weight.grad = model.output_bias.grad = None
     model.eval()
     return trainer.progress
 
@@ -107,15 +120,19 @@ class _Trainer:
         display: TrainingDisplay,
         identity: dict[str, Any],
         should_stop: Callable[[], bool],
+        workers: Workers,
+        preparer: Workers,
     ) -> None:
         self.model, self.split, self.config = model, split, config
         self.run, self.display, self.identity = run, display, identity
-        self.should_stop = should_stop
+        self.should_stop, self.workers, self.preparer = should_stop, workers, preparer
         self.stages = stages_of(split, config)
         self.questions = validation_sample(split, config)
         self.progress = Progress()
         self.best = _copy(model)
-        self.optimizer = _optimizer(model, config)
+        self.loss = make_loss(config.training, split.train_counts)
+        self.gradients = Gradients(model, self.loss, workers)
+        self.optimizer = self._new_optimizer()
         self.last_save = time.monotonic()
 
     def restore(self) -> None:
@@ -130,13 +147,12 @@ class _Trainer:
             )
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.model.load_state_dict(checkpoint.weights)
-        restore_optimizer(self.optimizer, self.model, checkpoint.optimizer)
+        self.optimizer.restore(checkpoint.optimizer)
         self.display.rewind_log(self.progress.history)
 
     def save(self) -> None:
-        optimizer = optimizer_tensors(self.optimizer, self.model)
-        weights = self.model.state_dict()
-        state = Checkpoint(self.progress, weights, optimizer, self.best, self.identity)
+        weights, moments = self.model.state_dict(), self.optimizer.tensors()
+        state = Checkpoint(self.progress, weights, moments, self.best, self.identity)
         save_checkpoint(self.run, state)
         self.last_save = time.monotonic()
 
@@ -155,21 +171,18 @@ class _Trainer:
         while progress.step < total and has_patience_left:
             generator = np.random.default_rng([seed, progress.stage, progress.epoch])
             windows = stage.task.windows(generator)
-            order = epoch_order(windows, self.config.training.batch_size, generator)
-            for rows in order[progress.batch :]:
-                started = time.monotonic()
-                step_seed = _seed_of(seed, progress.stage, progress.step)
-                masks = torch.Generator().manual_seed(step_seed)
-                batch = make_batch(stage.task, windows, rows, self.model.pad, masks)
-                torch.manual_seed(step_seed ^ 1)  # for dropout
-                for group in self.optimizer.param_groups:
-                    group["lr"] = _learning_rate(stage, progress.step, total)
-                progress.loss_sum += self._step(batch.tokens, batch.at, batch.targets)
+            started = time.monotonic()
+            for batch in self._batches(stage.task, windows, generator):
+                learning_rate = _learning_rate(stage, progress.step, total)
+                progress.loss_sum += self._step(batch, learning_rate)
                 progress.step += 1
                 progress.batch += 1
-                progress.sequences += len(rows)
+                progress.sequences += batch.n_sequences
                 progress.seconds += time.monotonic() - started
-                self.display.step(progress.step, progress.epoch + 1, progress.mean_loss, len(rows))
+                started = time.monotonic()
+                self.display.step(
+                    progress.step, progress.epoch + 1, progress.mean_loss, batch.n_sequences
+                )
                 self._stop_or_save()
             progress.epoch += 1
             every = self.config.training.validate_every
@@ -182,22 +195,40 @@ class _Trainer:
                 self.save()
         progress.stage += 1
         progress.epoch = progress.step = progress.batch = progress.bad_validations = 0
-        self.optimizer = _optimizer(self.model, self.config)  # the next stage starts afresh
+        self.optimizer = self._new_optimizer()  # the next stage starts afresh
         self.save()
 
-    @without_onednn()
-    def _step(self, tokens: Tensor, at: Tensor, targets: Tensor) -> float:
+    def _batches(
+        self, task: Task, windows: Spans, generator: np.random.Generator
+    ) -> Iterator[Batch]:
+        """The rest of the epoch, made in the background while the steps before are computed."""
+        order = epoch_order(len(windows), self.config.training.batch_size, generator)
+
+        def make(numbered: tuple[int, NDArray[np.int64]]) -> Batch:
+            step, rows = numbered
+            masks = torch.Generator().manual_seed(self._seed(step))
+            return make_batch(task, windows, rows, self.model.pad, masks)
+
+        rest = enumerate(order[self.progress.batch :], self.progress.step)
+        return self.preparer.stream(make, rest, ahead=2)
+
+    def _step(self, batch: Batch, learning_rate: float) -> float:
         self.model.train()
-        loss = cross_entropy(self.model.asked(tokens, at), *self.model.output(), targets)
-        if not bool(loss.isfinite()):
+        loss = self.gradients.add(batch, self._seed(self.progress.step) ^ 1)
+        if not math.isfinite(loss):
             raise ValueError(
                 "the loss is no longer a number: lower training.learning_rate and train again"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return float(loss.detach())
+        self.optimizer.step(learning_rate)
+        return loss
+
+    def _seed(self, step: int) -> int:
+        """What is random in a step follows from the run's seed and the step's place alone."""
+        place = [self.config.training.seed, self.progress.stage, step]
+        return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
+
+    def _new_optimizer(self) -> Optimizer:
+        return Optimizer(self.model, self.config.training, is_sparse=self.loss.is_sparse)
 
     def _validate(self, stage: Stage, learning_rate: float) -> None:
         progress, started = self.progress, time.monotonic()
@@ -254,25 +285,10 @@ def unreachable_note(questions: Questions, exclude_seen: bool) -> str | None:
     )
 
 
-def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """AdamW with the paper's exclusions: no decay on biases and LayerNorm."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [
-        {"params": decayed, "weight_decay": config.training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.training.learning_rate, fused=True)
-
-
 def _learning_rate(stage: Stage, step: int, total: int) -> float:
     """Linear warm-up, then linear decay to zero at the end of the stage."""
     warm = min(1.0, (step + 1) / (stage.warmup_steps + 1))
     return stage.learning_rate * warm * max(0.0, 1 - step / total)
-
-
-def _seed_of(seed: int, stage: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, stage, step]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert4rec.config import Config
-from bert4rec.training.losses import BLOCK_BYTES
+from bert4rec.parallel import default_workers
+from bert4rec.training.batches import PIECE_POSITIONS
 
 FLOAT = 4
 GIB = 2**30
@@ -17,8 +18,8 @@ VALIDATION_BATCH = 256
 @dataclass(frozen=True)
 class MemoryPlan:
     parameters: int  # bytes, as all of these; twice, as the best ones are kept aside
-    optimizer: int  # gradients and AdamW's two moments
-    batch: int  # activations and their gradients for the largest batch
+    optimizer: int  # a gradient for each worker, and AdamW's two moments
+    batch: int  # what the workers hold for the pieces they compute, or a validation
     process: int = 400 * 2**20  # Python, torch and the data that is mapped
 
     @property
@@ -37,7 +38,7 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
     """An estimate from the shapes; `longest` is the longest training history."""
     model, training = config.model, config.training
     length = min(model.max_len, longest)
-    positions = training.batch_size * length
+    n_workers = training.workers or default_workers()
     n_parameters = (
         (n_items + 2 + model.max_len) * model.dim
         + n_items
@@ -45,17 +46,23 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
         + model.dim**2
         + 5 * model.dim
     )
+    # A worker holds one piece of the batch at a time.
+    positions = min(training.batch_size * length, max(PIECE_POSITIONS, length))
     # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
     # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
     kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
     if model.attention_dropout:  # no fused kernel: scores, probabilities, mask and product are kept
         kept += model.layers * 4 * positions * length * model.heads * FLOAT
-    asked = int(positions * training.mask_ratio) + training.batch_size
-    loss = 2 * max(BLOCK_BYTES, 16 * n_items * FLOAT) + n_items * model.dim * FLOAT
-    loss += 4 * asked * model.dim * FLOAT
     validation = 2 * VALIDATION_BATCH * n_items * FLOAT  # the scores, and comparisons with them
-    batch = max(int(1.3 * kept) + loss, validation)
-    return MemoryPlan(2 * n_parameters * FLOAT, 3 * n_parameters * FLOAT, batch)
+    if training.loss == "cross-entropy":
+        asked = int(positions * training.mask_ratio) + 1
+        loss = min(training.loss_memory_mb * 2**20, asked * n_items * FLOAT)
+        gradients = n_workers * n_parameters * FLOAT
+    else:  # the gradient is sparse: rows of the piece, the targets and the negatives
+        loss = (3 * training.n_negatives * positions + 4 * positions * model.dim) * FLOAT
+        gradients = n_parameters * FLOAT // 10
+    batch = max(n_workers * (int(1.3 * kept) + loss), validation)
+    return MemoryPlan(2 * n_parameters * FLOAT, 2 * n_parameters * FLOAT + gradients, batch)
 
 
 def check_memory(config: Config, n_items: int, longest: int, available: int | None) -> MemoryPlan:
@@ -77,11 +84,12 @@ def _advice(config: Config, n_items: int, longest: int, available: int) -> str:
 
     ideas = []
     for key, section, smallest in (
+        ("workers", "training", 1),
         ("batch_size", "training", 1),
         ("max_len", "model", 10),
         ("dim", "model", 4 * config.model.heads),
     ):
-        value = getattr(getattr(config, section), key) // 2
+        value = (getattr(getattr(config, section), key) or default_workers()) // 2
         while value >= smallest and not fits(section, **{key: value}):
             value //= 2
         if value >= smallest and (key != "dim" or value % config.model.heads == 0):

@@ -1,0 +1,40 @@
+"""The item vectors, read so that training does not pay for the rows that a batch leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ItemEmbedding(nn.Embedding):
+    """An embedding whose gradient is added in place.
+
+    torch's own makes a matrix of zeros as large as the table for every batch, and adds it. Where
+    the table already has a gradient, here only the rows of the batch are touched. With `sparse`
+    the gradient is a sparse tensor: for losses that leave most rows alone.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = self.weight
+        adds_in_place = (
+            weight.requires_grad and not self.sparse and weight.grad is not None and weight.is_leaf
+        )
+        if not adds_in_place:
+            return F.embedding(tokens, weight, sparse=self.sparse)
+        vectors: Tensor = _AddInPlace.apply(weight, tokens)  # type: ignore[no-untyped-call]
+        return vectors
+
+
+class _AddInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
+        ctx.weight, ctx.tokens = weight, tokens
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.weight.grad.index_add_(0, ctx.tokens.flatten(), grad.flatten(0, -2))
+        return None, None

@@ -1,0 +1,63 @@
+"""AdamW for everything, or Adam on the touched rows of the item vectors where the loss is sampled.
+
+With a full softmax every item vector has a gradient in every step. A sampled loss touches the items
+of the batch and its negatives; updating a million others by a gradient of zero would cost more than
+the rest of the step. `SparseAdam` leaves them and their moments alone until they occur, and has no
+weight decay.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert4rec.config import TrainingConfig
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.training.gradients import clip_gradient
+
+
+class Optimizer:
+    def __init__(self, model: BERT4Rec, config: TrainingConfig, *, is_sparse: bool) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.clip_norm = config.clip_norm
+        rows = [model.items.weight] if is_sparse else []
+        dense = [p for p in model.parameters() if not any(p is row for row in rows)]
+        # The paper's exclusions: no decay on biases and LayerNorm.
+        groups = [
+            {"params": [p for p in dense if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in dense if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, fused=True)]
+        if rows:
+            self.optimizers.append(torch.optim.SparseAdam(rows))
+
+    def step(self, learning_rate: float) -> None:
+        """Clip, move the parameters, and clear the gradients."""
+        clip_gradient(list(self.parameters.values()), self.clip_norm)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+        for parameter in self.parameters.values():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()  # kept, so that losses and embeddings can add to it in place
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments under the parameters' names."""
+        return {
+            f"{key}/{name}": torch.as_tensor(value)
+            for name, parameter in self.parameters.items()
+            for optimizer in self.optimizers
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for key_and_name, value in tensors.items():
+            key, _, name = key_and_name.partition("/")
+            parameter = self.parameters[name]
+            for optimizer in self.optimizers:
+                if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
+                    is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
+                    optimizer.state[parameter][key] = int(value) if is_count else value.clone()

@@ -1,0 +1,120 @@
+"""A batch in pieces on several workers has the gradient of the whole batch, computed plainly."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import random_histories, small_config
+
+from bert4rec.config import Config
+from bert4rec.data.splits import leave_one_out
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.parallel import Workers
+from bert4rec.training import batches
+from bert4rec.training.batches import Batch, cloze_task, make_batch
+from bert4rec.training.gradients import Gradients, clip_gradient, share_out
+from bert4rec.training.losses import make_loss
+from bert4rec.training.optimizer import Optimizer
+
+
+def some_batch(config: Config, n_users: int = 120) -> tuple[Batch, int]:
+    split = leave_one_out(random_histories(0, n_users=n_users))
+    task = cloze_task(split.train, split.n_items, config)
+    windows = task.windows(np.random.default_rng(0))
+    rows = np.arange(len(windows))
+    batch = make_batch(task, windows, rows, split.n_items, torch.Generator().manual_seed(0))
+    return batch, split.n_items
+
+
+def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0):
+    torch.manual_seed(1)
+    model = BERT4Rec(n_items, config.model).train()
+    loss = make_loss(config.training, np.ones(n_items, dtype=np.int64))
+    with Workers(n_workers) as workers:
+        value = Gradients(model, loss, workers).add(batch, seed)
+    return model, value
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_the_gradient_is_that_of_the_whole_batch(
+    n_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "PIECE_POSITIONS", 200)  # many pieces
+    config = small_config("dropout=0", "mask_ratio=0.4")
+    batch, n_items = some_batch(config)
+    assert len(batch.pieces) > 3
+    model, value = gradients_on(n_workers, config, batch, n_items)
+    torch.manual_seed(1)
+    plain = BERT4Rec(n_items, config.model).train()
+    hidden, targets = [], []
+    for piece in batch.pieces:
+        h = plain.hidden(piece.tokens).flatten(0, 1)[piece.at]  # all positions of all blocks
+        hidden.append(plain.head_norm(F.gelu(plain.head(h))))
+        targets.append(piece.targets)
+    logits = torch.cat(hidden) @ plain.items.weight[:n_items].T + plain.output_bias
+    expected = F.cross_entropy(logits, torch.cat(targets))
+    expected.backward()
+    assert value == pytest.approx(float(expected.detach()), rel=1e-5)
+    theirs = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_other_dropout() -> None:
+    config = small_config("dropout=0.3", "attention_dropout=0.2")
+    batch, n_items = some_batch(config)
+    first, again, other = (gradients_on(2, config, batch, n_items, s) for s in (7, 7, 8))
+    assert first[1] == again[1]
+    assert first[1] != other[1]
+    for a, b in zip(first[0].parameters(), again[0].parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows() -> None:
+    config = small_config("loss=sampled-softmax", "n_negatives=4", "dropout=0")
+    batch, n_items = some_batch(config, n_users=3)
+    model, _ = gradients_on(2, config, batch, n_items)
+    gradient = model.items.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    before = model.items.weight.detach().clone()
+    touched = set(gradient.coalesce().indices()[0].tolist())
+    Optimizer(model, config.training, is_sparse=True).step(0.01)
+    moved = (model.items.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
+    assert set(moved) | {model.pad} == touched | {model.pad}  # padding has no say
+    assert touched <= set(range(n_items + 2))
+
+
+def test_every_piece_is_given_out_once_and_fairly() -> None:
+    batch, n_items = some_batch(small_config(), n_users=2000)
+    shares = share_out(batch.pieces, 2, n_items)
+    assert sorted(id(p) for share in shares for p in share) == sorted(map(id, batch.pieces))
+    work = [sum(p.tokens.numel() for p in share) for share in shares]
+    assert max(work) < 1.5 * min(work)
+
+
+def test_clipping_counts_dense_and_sparse_gradients() -> None:
+    dense, rows = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(5, 1))
+    dense.grad = torch.tensor([3.0, 0.0])
+    # The same row twice: its gradient is 4.
+    rows.grad = torch.sparse_coo_tensor([[2, 2]], [[1.0], [3.0]], (5, 1), check_invariants=True)
+    assert float(clip_gradient([dense, rows], 1.0)) == pytest.approx(5.0)
+    assert dense.grad.tolist() == pytest.approx([0.6, 0.0])
+    assert rows.grad.to_dense()[2].item() == pytest.approx(0.8)
+
+
+def test_an_error_in_a_worker_reaches_the_caller() -> None:
+    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+        workers.map(lambda n: 1 // n, [1, 0])
+
+
+def test_workers_take_their_share_of_the_cores_and_leave_others_alone() -> None:
+    before = torch.get_num_threads()
+    with Workers(before) as workers:
+        assert set(workers.map(lambda _: torch.get_num_threads(), range(4))) == {1}
+    assert torch.get_num_threads() == before
+    with Workers(1) as one:
+        assert one.map(lambda _: torch.get_num_threads(), [0]) == [before]
