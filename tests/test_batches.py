@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import random_histories, small_config
 
+from bert4rec.data.pieces import Size, like_lengths
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.training.batches import (
-    PIECE_POSITIONS,
-    WORTH_A_PIECE,
     cloze,
     cloze_task,
     epoch_order,
     last_item,
     last_item_task,
-    like_lengths,
     make_batch,
     prefixes,
     sliding_windows,
@@ -175,12 +173,13 @@ def test_a_batch_asks_for_what_really_stood_there(replacement: str) -> None:
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=300))
 def test_pieces_are_all_of_the_batch_and_waste_little(lengths: list[int]) -> None:
     ordered = np.array(sorted(lengths, reverse=True))
-    pieces = like_lengths(ordered)
+    size = Size(400, 50)
+    pieces = like_lengths(ordered, size)
     assert [i for piece in pieces for i in range(piece.start, piece.stop)] == [*range(len(ordered))]
     for piece in pieces:
         part = ordered[piece]
-        assert len(part) * part[0] <= PIECE_POSITIONS or len(part) == 1
-        assert len(part) * part[0] - part.sum() <= WORTH_A_PIECE
+        assert len(part) * part[0] <= size.positions or len(part) == 1
+        assert len(part) * part[0] - part.sum() <= size.padding
 
 
 def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None:

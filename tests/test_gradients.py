@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from toys import random_histories, small_config
 
 from bert4rec.config import Config
+from bert4rec.data.pieces import Size
 from bert4rec.data.splits import leave_one_out
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.parallel import Workers
@@ -39,7 +40,7 @@ def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, see
 def test_the_gradient_is_that_of_the_whole_batch(
     n_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "PIECE_POSITIONS", 200)  # many pieces
+    monkeypatch.setattr(batches, "FOR_TRAINING", Size(200, 20))  # many pieces
     config = small_config("dropout=0", "mask_ratio=0.4")
     batch, n_items = some_batch(config)
     assert len(batch.pieces) > 3

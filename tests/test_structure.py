@@ -18,6 +18,7 @@ ORDER = [
     "parallel",
     "data",
     "models",
+    "ranking",
     "evaluation",
     "recommender",
     "training",

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bert4rec.data.database import as_column, connect, quoted
-from bert4rec.data.sequences import Sequences
-from bert4rec.recommender import Recommendations, Recommender
+from bert4rec.data.sequences import Sequences, Vocabulary
+from bert4rec.data.splits import Spans
+from bert4rec.ranking import Ranking
+from bert4rec.recommender import Recommender
 
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
-CHUNK = 256  # users held in memory at a time
 
 
 def recommend_users(
@@ -38,22 +39,24 @@ def recommend_users(
         raise ValueError(f"{out}: end the name in one of {', '.join(FORMATS)} to choose a format")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: the folder {out.parent} does not exist")
-    allowed = None if allow is None else list(allow)
-    blocked = None if block is None else list(block)
-    histories = (_raw_history(sequences, row) for row in range(sequences.n_users))
-    answers = recommender.recommend_many(histories, k, exclude_seen, allowed, blocked)
-    n_rows = 0
+    histories = _histories(sequences, recommender.vocabulary)
+    excluded = recommender.excluded(allow, block)
+    n_rows = n_done = 0
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
         with connect(str(Path(folder) / "rows.duckdb")) as database:
             database.execute(_table(sequences, recommender))
-            for first in range(0, sequences.n_users, CHUNK):
-                users = sequences.user_ids[first : first + CHUNK]
-                columns = _columns(users, islice(answers, len(users)))
+            for ranking in recommender.rank(
+                histories, k, exclude_seen=exclude_seen, excluded=excluded
+            ):
+                here = slice(n_done, n_done + len(ranking.items))
+                is_fallback = histories.lengths[here] == 0
+                users = as_column(sequences.user_ids[here])
+                columns = _columns(users, ranking, is_fallback, recommender.vocabulary)
                 database.register("chunk", columns)
                 database.execute("INSERT INTO rows SELECT * FROM chunk")
-                n_rows += len(columns["rank"])
+                n_rows, n_done = n_rows + len(columns["rank"]), here.stop
                 if on_progress is not None:
-                    on_progress(first + len(users), sequences.n_users)
+                    on_progress(n_done, sequences.n_users)
             finished = Path(folder) / out.name
             database.execute(f"COPY rows TO {quoted(finished)} ({FORMATS[out.suffix]})")
         finished.replace(out)
@@ -70,16 +73,29 @@ def _table(sequences: Sequences, recommender: Recommender) -> str:
 
 
 def _columns(
-    users: Sequence[str | int], answers: Iterable[Recommendations]
+    users: NDArray[Any], ranking: Ranking, is_fallback: NDArray[np.bool_], vocabulary: Vocabulary
 ) -> dict[str, NDArray[Any]]:
-    rows = [
-        (user, rank, found.item, found.score, found.probability, found.title, answer.is_fallback)
-        for user, answer in zip(users, answers, strict=True)
-        for rank, found in enumerate(answer, 1)
-    ]
-    names = ("user", "rank", "item", "score", "probability", "title", "is_fallback")
-    return {name: as_column([row[i] for row in rows]) for i, name in enumerate(names)}
+    """One row a recommendation."""
+    places = np.arange(ranking.items.shape[1])[None]
+    is_found = places < ranking.n_found[:, None]
+    owners = np.repeat(np.arange(len(users)), ranking.n_found)
+    items = ranking.items[is_found].tolist()
+    return {
+        "user": users[owners],
+        "rank": np.broadcast_to(places + 1, is_found.shape)[is_found],
+        "item": as_column([vocabulary.raw(token) for token in items]),
+        "score": ranking.scores[is_found],
+        "probability": ranking.probabilities[is_found],
+        "title": as_column([vocabulary.title(token) for token in items]),
+        "is_fallback": is_fallback[owners],
+    }
 
 
-def _raw_history(sequences: Sequences, row: int) -> list[str | int]:
-    return [sequences.vocabulary.raw(token) for token in sequences[row].tolist()]
+def _histories(sequences: Sequences, vocabulary: Vocabulary) -> Spans:
+    """The histories in the model's tokens; items that it does not know are left out."""
+    known = [vocabulary.token(raw) for raw in sequences.vocabulary.ids]
+    token_of = np.array([-1 if token is None else token for token in known], dtype=np.int32)
+    tokens = token_of[sequences.tokens]
+    n_before = np.concatenate([[0], np.cumsum(tokens >= 0)])
+    offsets = n_before[sequences.offsets]
+    return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], np.full(sequences.n_users, -1))

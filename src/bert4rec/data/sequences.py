@@ -81,15 +81,12 @@ class Vocabulary:
 
     def encode(self, raws: Iterable[object]) -> tuple[list[int], list[object]]:
         """The tokens of the known ids in order, and the unknown ids in order."""
-        known: list[int] = []
-        unknown: list[object] = []
-        for raw in raws:
-            token = self.token(raw)
-            if token is None:
-                unknown.append(raw)
-            else:
-                known.append(token)
-        return known, unknown
+        raws, token_of = list(raws), self._token_of.get
+        tokens = [token_of(raw) if type(raw) is str else self.token(raw) for raw in raws]
+        if None not in tokens:
+            return tokens, []  # type: ignore[return-value]
+        known = [token for token in tokens if token is not None]
+        return known, [raw for raw, token in zip(raws, tokens, strict=True) if token is None]
 
     def raw(self, token: int) -> str | int:
         return int(self.ids[token]) if self.id_type == "int" else self.ids[token]

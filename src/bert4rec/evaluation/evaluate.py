@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bert4rec.data.pieces import FOR_SCORING, like_lengths
 from bert4rec.data.splits import Questions
 from bert4rec.evaluation.metrics import UNREACHABLE, estimates, metric_names
 from bert4rec.evaluation.protocols import (
@@ -25,6 +26,8 @@ from bert4rec.evaluation.protocols import (
     sampled_rank,
 )
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.parallel import Workers
+from bert4rec.ranking import SCORES_BYTES
 
 if TYPE_CHECKING:
     from bert4rec.models import Model
@@ -40,17 +43,17 @@ class Batch(NamedTuple):
 
 
 def question_batches(questions: Questions, n_items: int, batch_size: int) -> Iterator[Batch]:
-    """Every question once, longest histories first.
+    """Every question once, longest histories first, in pieces of at most `batch_size`.
 
-    Histories of like length share a batch, so little is padding; and a batch that is too large
-    for the machine is met at the start, not after an hour.
+    Histories of like length share a piece, so little is padding; and one that is too large for the
+    machine is met at the start, not after an hour.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: choose 1 or more")
-    lengths = questions.histories.lengths
-    order = np.argsort(-lengths, kind="stable")
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
+    order = np.argsort(-questions.histories.lengths, kind="stable")
+    most_rows = max(1, min(batch_size, SCORES_BYTES // (4 * n_items)))
+    for piece in like_lengths(questions.histories.lengths[order], FOR_SCORING, most_rows):
+        rows = order[piece]
         history = questions.histories.padded(rows, n_items)
         yield Batch(
             rows,
@@ -65,9 +68,14 @@ def full_ranks(
 ) -> Tensor:
     """Ranks among all items and nothing else, in question order: what validation needs."""
     ranks = torch.empty(len(questions), dtype=torch.int64)
-    for batch in question_batches(questions, model.n_items, batch_size):
+
+    def answer(batch: Batch) -> None:
         scores, targets, excluded = _answers(model, batch, exclude_seen)
         ranks[torch.from_numpy(batch.rows)] = full_rank(scores, targets, excluded).cpu()
+
+    with Workers() as workers:
+        for _ in workers.stream(answer, question_batches(questions, model.n_items, batch_size)):
+            pass
     return ranks
 
 
@@ -100,8 +108,8 @@ def evaluate(
     }
     ranks = {name: torch.empty(len(questions), dtype=torch.int64) for name in protocols}
     lists = _Lists(train_counts, ks)
-    n_done = 0
-    for batch in question_batches(questions, n_items, batch_size):
+
+    def answer(batch: Batch) -> tuple[int, Tensor, Tensor]:
         scores, targets, excluded = _answers(model, batch, exclude_seen)
         rows = torch.from_numpy(batch.rows)
         for name in protocols:
@@ -111,10 +119,16 @@ def evaluate(
                 drawn = negatives[name][rows].to(scores.device, torch.int64)
                 found = sampled_rank(scores, targets, drawn)
             ranks[name][rows] = found.cpu()
-        lists.add(scores, excluded)
-        n_done += len(rows)
-        if progress is not None:
-            progress(n_done, len(questions))
+        return len(rows), *lists.best(scores, excluded)
+
+    n_done = 0
+    with Workers() as workers:
+        pieces = question_batches(questions, n_items, batch_size)
+        for n, best, items in workers.stream(answer, pieces):
+            lists.add(best, items)
+            n_done += n
+            if progress is not None:
+                progress(n_done, len(questions))
     settings = {
         "ks": list(ks),
         "exclude_seen": exclude_seen,
@@ -194,16 +208,20 @@ class _Lists:
         self.first_place = np.full(len(train_counts), np.iinfo(np.int64).max)
         self.n_shown = np.zeros(len(train_counts), dtype=np.int64)  # within BIAS_CUT_OFF
 
-    def add(self, scores: Tensor, excluded: Tensor | None) -> None:
+    def best(self, scores: Tensor, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scores and items of the longest list that is looked at."""
         length = min(max(*self.ks, BIAS_CUT_OFF), scores.shape[1])
         if excluded is not None:
             scores = pad(scores, (0, 1))  # a copy, with a column for PAD to fall into
             scores.scatter_(1, excluded, -torch.inf)[:, -1] = -torch.inf
-        best, items = scores.topk(length, dim=1)
+        best = scores.topk(length, dim=1)
+        return best.values, best.indices
+
+    def add(self, best: Tensor, items: Tensor) -> None:
         # A user who has seen nearly everything gets a short list, not a list of seen items.
         is_shown = best.cpu().numpy() > -np.inf
         shown = items.cpu().numpy()[is_shown]
-        places = np.broadcast_to(np.arange(length), is_shown.shape)[is_shown]
+        places = np.broadcast_to(np.arange(is_shown.shape[1]), is_shown.shape)[is_shown]
         np.minimum.at(self.first_place, shown, places)
         self.n_shown += np.bincount(shown[places < BIAS_CUT_OFF], minlength=len(self.n_shown))
 

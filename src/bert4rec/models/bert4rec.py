@@ -84,14 +84,16 @@ class BERT4Rec(nn.Module):
     @torch.inference_mode()
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B, L) histories, padded on either side → (B, V) logits of a `[MASK]` put after each."""
-        self.eval()
+        if self.training:
+            self.eval()
         tokens, at = self._with_mask_at_end(history)
         return F.linear(self.asked(tokens, at), self.items.weight[: self.n_items], self.output_bias)
 
     @torch.inference_mode()
     def attention(self, history: Tensor) -> Tensor:
         """(L,) one history of real items → (layers, heads, n, n) attention over it and `[MASK]`."""
-        self.eval()
+        if self.training:
+            self.eval()
         tokens, _ = self._with_mask_at_end(history[None])
         x, visible = self._embed(tokens)
         weights = []
@@ -107,16 +109,21 @@ class BERT4Rec(nn.Module):
     def _with_mask_at_end(self, history: Tensor) -> tuple[Tensor, Tensor]:
         """The last `max_len - 1` real items of each row from position 0, then `[MASK]`."""
         real = history != self.pad
-        order = (~real).to(torch.int8).argsort(dim=1, stable=True)  # real items first, in order
+        if len(history) == 1:  # the shortest way for one request
+            items = history[0][real[0]][1 - self.max_len :]
+            tokens = torch.cat([items, items.new_full((1,), self.mask)])
+            return tokens[None], torch.tensor([len(items)], device=history.device)
         lengths = real.sum(1)
+        columns = torch.arange(history.shape[1], device=history.device)
+        if not bool((real == (columns < lengths[:, None])).all()):  # real items first, in order
+            history = history.gather(1, (~real).to(torch.int8).argsort(dim=1, stable=True))
         kept = lengths.clamp(max=self.max_len - 1)
         width = int(kept.max()) + 1 if len(kept) else 1
-        columns = torch.arange(width, device=history.device)[None]
-        source = (columns + (lengths - kept)[:, None]).clamp(max=max(history.shape[1] - 1, 0))
+        columns = torch.arange(width, device=history.device)
         tokens = torch.full((len(history), width), self.pad, device=history.device)
         if history.shape[1]:
-            items = history.gather(1, order).gather(1, source)
-            tokens = torch.where(columns < kept[:, None], items, tokens)
+            source = (columns + (lengths - kept)[:, None]).clamp_(max=history.shape[1] - 1)
+            tokens = torch.where(columns < kept[:, None], history.gather(1, source), tokens)
         tokens.scatter_(1, kept[:, None], self.mask)
         rows = torch.arange(len(history), device=history.device)
         return tokens, rows * width + kept

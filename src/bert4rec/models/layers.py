@@ -73,6 +73,9 @@ class Asked:
     """
 
     def __init__(self, at: Tensor, n_rows: int, length: int) -> None:
+        if n_rows == 1:
+            self.at, self.n_rows, self.width, self.is_full = at, 1, len(at), True
+            return
         rows = at // length
         counts = torch.bincount(rows, minlength=n_rows)
         column = torch.arange(len(at), device=at.device) - (counts.cumsum(0) - counts)[rows]
@@ -106,11 +109,33 @@ class Attention(nn.Module):
 
     def asked(self, x: Tensor, read: Tensor, visible: Tensor | None, asked: Asked) -> Tensor:
         """The same at the asked positions only, whose rows of `x` are `read` (M, D) → (M, D)."""
+        if asked.is_full and asked.width == 1 and self.dropout.keeps_all:
+            return self._one_a_row(x, read, visible)
         dim = x.shape[-1]
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         (q,) = self._heads(asked.to_grid(F.linear(read, weight[:dim], bias[:dim])), 1)
         k, v = self._heads(F.linear(x, weight[dim:], bias[dim:]), 2)
         out: Tensor = self.output(asked.from_grid(self._mix(q, k, v, visible)))
+        return out
+
+    def _one_a_row(self, x: Tensor, read: Tensor, visible: Tensor | None) -> Tensor:
+        """Attention of one position a row, (B, D), without the keys and values of all the others.
+
+        q·(W x + b) = (Wᵀq)·x + q·b, where q·b is the same for every x and falls out of the softmax;
+        and a mixture of W x + b is W times the mixture of x, plus b. So W meets one vector a row
+        and head instead of one a position.
+        """
+        dim = read.shape[1]
+        weights = self.query_key_value.weight.view(3, self.heads, -1, dim)
+        biases = self.query_key_value.bias.view(3, self.heads, -1)
+        q = read @ weights[0].transpose(1, 2) + biases[0][:, None]  # (H, B, D/H)
+        asks = (q @ weights[1]).transpose(0, 1) / q.shape[-1] ** 0.5  # (B, H, D)
+        scores = asks @ x.transpose(1, 2)  # (B, H, L)
+        if visible is not None:
+            scores = scores.masked_fill(~visible[:, 0], float("-inf"))
+        mixture = scores.softmax(-1) @ x  # (B, H, D)
+        values = mixture.transpose(0, 1) @ weights[2].transpose(1, 2)  # (H, B, D/H)
+        out: Tensor = self.output((values + biases[2][:, None]).transpose(0, 1).flatten(1))
         return out
 
     def weights(self, x: Tensor, visible: Tensor | None) -> Tensor:

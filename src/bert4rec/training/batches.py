@@ -17,12 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bert4rec.config import Config
+from bert4rec.data.pieces import FOR_TRAINING, like_lengths
 from bert4rec.data.splits import Spans
-
-# A batch is computed in pieces of sequences of like length, so that little is padding and a piece's
-# arrays stay in the cache. Measured on ML-1M's and Beauty's lengths with `benchmarks/pieces.py`.
-PIECE_POSITIONS = 2048
-WORTH_A_PIECE = 300  # positions of padding that cost about as much as starting another piece
 
 
 @dataclass(frozen=True)
@@ -174,22 +170,9 @@ def make_batch(
     sequences = torch.from_numpy(windows.padded(rows, pad))
     inputs, hidden = task.hide(sequences, generator)
     pieces = []
-    for piece in like_lengths(lengths):
+    for piece in like_lengths(lengths, FOR_TRAINING):
         part = (piece, slice(0, int(lengths[piece.start])))
         at = hidden[part].flatten().nonzero()[:, 0]
         targets = sequences[part].flatten()[at]
         pieces.append(Piece(inputs[part].contiguous(), at, targets))
     return Batch(pieces, len(rows), sum(len(piece.at) for piece in pieces))
-
-
-def like_lengths(lengths: NDArray[np.int64]) -> list[slice]:
-    """Cut sequences, longest first, into pieces that waste little and are not too large."""
-    pieces, first = [], 0
-    while first < len(lengths):
-        longest = max(1, int(lengths[first]))
-        rest = lengths[first : first + max(1, PIECE_POSITIONS // longest)]
-        padding = np.cumsum(longest - rest)
-        n = int(np.searchsorted(padding, WORTH_A_PIECE, side="right"))
-        pieces.append(slice(first, first + n))
-        first += n
-    return pieces

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert4rec.config import Config
+from bert4rec.data.pieces import FOR_TRAINING
 from bert4rec.parallel import default_workers
-from bert4rec.training.batches import PIECE_POSITIONS
+from bert4rec.ranking import SCORES_BYTES
 
 FLOAT = 4
 GIB = 2**30
-VALIDATION_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
         + 5 * model.dim
     )
     # A worker holds one piece of the batch at a time.
-    positions = min(training.batch_size * length, max(PIECE_POSITIONS, length))
+    positions = min(training.batch_size * length, max(FOR_TRAINING.positions, length))
     # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
     # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
     kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
     if model.attention_dropout:  # no fused kernel: scores, probabilities, mask and product are kept
         kept += model.layers * 4 * positions * length * model.heads * FLOAT
-    validation = 2 * VALIDATION_BATCH * n_items * FLOAT  # the scores, and comparisons with them
+    validation = 2 * max(SCORES_BYTES, n_items * FLOAT)  # the scores, and comparisons with them
     if training.loss == "cross-entropy":
         asked = int(positions * training.mask_ratio) + 1
         loss = min(training.loss_memory_mb * 2**20, asked * n_items * FLOAT)
@@ -61,7 +61,7 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
     else:  # the gradient is sparse: rows of the piece, the targets and the negatives
         loss = (3 * training.n_negatives * positions + 4 * positions * model.dim) * FLOAT
         gradients = n_parameters * FLOAT // 10
-    batch = max(n_workers * (int(1.3 * kept) + loss), validation)
+    batch = n_workers * max(int(1.3 * kept) + loss, validation)
     return MemoryPlan(2 * n_parameters * FLOAT, 2 * n_parameters * FLOAT + gradients, batch)
 
 
