@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench format clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/.core  ## train, evaluate and recommend on the embedded data set
@@ -16,6 +16,10 @@ check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bench: .venv/.dev  ## speed against other BERT4Recs, each in its own environment under .bench
+	$(BIN)/python benchmarks/speed/compare.py
+	$(BIN)/python benchmarks/speed/chart.py
 
 format: .venv/.dev
 	$(BIN)/ruff format .

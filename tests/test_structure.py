@@ -15,6 +15,7 @@ ORDER = [
     "durable",
     "config",
     "environment",
+    "allocator",
     "parallel",
     "data",
     "models",

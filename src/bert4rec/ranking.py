@@ -50,7 +50,11 @@ def rank_histories(
         padded = torch.from_numpy(histories.padded(rows, model.n_items))
         answers = fallback if padded.shape[1] == 0 else model
         scores = answers.score(torch.full((len(rows),), -1), padded)
-        return best_items(scores, padded if exclude_seen else None, n_best, excluded)
+        seen = None
+        if exclude_seen:
+            starts = torch.arange(0, scores.numel(), model.n_items)[:, None]
+            seen = (starts + padded)[padded < model.n_items]
+        return best_items(scores, seen, n_best, excluded)
 
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
         rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
@@ -71,15 +75,16 @@ def rank_histories(
 def best_items(
     scores: Tensor, seen: Tensor | None, k: int, excluded: Tensor | None = None
 ) -> Ranking:
-    """(B, V) scores, which are written over, (B, L) padded items that are left out → Ranking."""
-    n_items = scores.shape[1]
-    log_total = scores.logsumexp(1, keepdim=True)
+    """The `k` best of (B, V) scores, which are written over.
+
+    `seen` are flat places of `scores` that are left out, `excluded` (V,) items for everybody.
+    """
+    # logsumexp by way of a kernel that does it in one pass
+    log_total = scores[:, :1] - scores.log_softmax(1)[:, :1]
     if excluded is not None:
         scores.masked_fill_(excluded, -torch.inf)
     if seen is not None:
-        starts = torch.arange(0, scores.numel(), n_items)[:, None]
-        places = (starts + seen)[seen < n_items]
-        scores.view(-1).index_fill_(0, places, -torch.inf)
+        scores.view(-1).index_fill_(0, seen, -torch.inf)
     best = scores.topk(k)
     probabilities = (best.values - log_total).exp_()
     n_found = (best.values > -torch.inf).sum(1)

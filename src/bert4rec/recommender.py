@@ -96,10 +96,10 @@ class Recommender:
             raise ValueError(f"history is {history!r}: pass a list of item ids, oldest first")
         _check_k(k)
         known, unknown = self.vocabulary.encode(history)
-        tokens = torch.tensor([known], dtype=torch.int64)
+        tokens = torch.from_numpy(np.array(known, dtype=np.int64))[None]
         model = self.model if known else self._popularity
         scores = model.score(STRANGER, tokens)
-        seen = tokens if exclude_seen else None
+        seen = tokens[0] if exclude_seen else None  # one row: an item is its place in the scores
         k = min(k, self.model.n_items)
         ranking = best_items(scores, seen, k, self.excluded(allow, block))
         return self._answer(ranking, 0, unknown, is_fallback=not known)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,6 +77,8 @@ class BERT4Rec(nn.Module):
     def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         positions = self.positions.weight[: tokens.shape[1]]
         x = self.dropout(self.norm(self.items(tokens) + positions))
+        if len(tokens) == 1:
+            return x, None
         real = tokens != self.pad
         # Where nothing is padded the mask is left out: attention without one is faster.
         return x, None if bool(real.all()) else real[:, None, None, :]
@@ -108,11 +111,11 @@ class BERT4Rec(nn.Module):
 
     def _with_mask_at_end(self, history: Tensor) -> tuple[Tensor, Tensor]:
         """The last `max_len - 1` real items of each row from position 0, then `[MASK]`."""
-        real = history != self.pad
         if len(history) == 1:  # the shortest way for one request
-            items = history[0][real[0]][1 - self.max_len :]
-            tokens = torch.cat([items, items.new_full((1,), self.mask)])
-            return tokens[None], torch.tensor([len(items)], device=history.device)
+            items = [token for token in history[0].tolist() if token != self.pad]
+            tokens = torch.from_numpy(np.array([[*items[1 - self.max_len :], self.mask]]))
+            return tokens.to(history.device), torch.tensor([tokens.shape[1] - 1])
+        real = history != self.pad
         lengths = real.sum(1)
         columns = torch.arange(history.shape[1], device=history.device)
         if not bool((real == (columns < lengths[:, None])).all()):  # real items first, in order

@@ -19,9 +19,9 @@ class ItemEmbedding(nn.Embedding):
 
     def forward(self, tokens: Tensor) -> Tensor:
         weight = self.weight
-        adds_in_place = (
-            weight.requires_grad and not self.sparse and weight.grad is not None and weight.is_leaf
-        )
+        if not torch.is_grad_enabled():
+            return torch.embedding(weight, tokens)
+        adds_in_place = not self.sparse and weight.grad is not None and weight.is_leaf
         if not adds_in_place:
             return F.embedding(tokens, weight, sparse=self.sparse)
         vectors: Tensor = _AddInPlace.apply(weight, tokens)  # type: ignore[no-untyped-call]

@@ -126,16 +126,16 @@ class Attention(nn.Module):
         and head instead of one a position.
         """
         dim = read.shape[1]
-        weights = self.query_key_value.weight.view(3, self.heads, -1, dim)
-        biases = self.query_key_value.bias.view(3, self.heads, -1)
-        q = read @ weights[0].transpose(1, 2) + biases[0][:, None]  # (H, B, D/H)
-        asks = (q @ weights[1]).transpose(0, 1) / q.shape[-1] ** 0.5  # (B, H, D)
-        scores = asks @ x.transpose(1, 2)  # (B, H, L)
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        _, keys, values = weight.view(3, self.heads, -1, dim).unbind(0)  # (H, D/H, D)
+        q = F.linear(read, weight[:dim], bias[:dim]).view(len(read), self.heads, -1).transpose(0, 1)
+        asks = torch.bmm(q, keys).transpose(0, 1)  # (B, H, D)
+        scores = torch.bmm(asks, x.transpose(1, 2)) * q.shape[-1] ** -0.5  # (B, H, L)
         if visible is not None:
             scores = scores.masked_fill(~visible[:, 0], float("-inf"))
-        mixture = scores.softmax(-1) @ x  # (B, H, D)
-        values = mixture.transpose(0, 1) @ weights[2].transpose(1, 2)  # (H, B, D/H)
-        out: Tensor = self.output((values + biases[2][:, None]).transpose(0, 1).flatten(1))
+        mixture = torch.bmm(scores.softmax(-1), x).transpose(0, 1)  # (H, B, D)
+        mixed = torch.bmm(mixture, values.transpose(1, 2)).transpose(0, 1).flatten(1)
+        out: Tensor = self.output(mixed + bias[2 * dim :])
         return out
 
     def weights(self, x: Tensor, visible: Tensor | None) -> Tensor:
@@ -186,7 +186,33 @@ class Block(nn.Module):
         self.dropout_1, self.dropout_2 = ByteDropout(dropout), ByteDropout(dropout)
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:  # (B, L, D), (B, 1, 1, L)
+        if len(x) == 1 and visible is None and not (self.training or torch.is_grad_enabled()):
+            return self._one(x)
         return self._rest(x, self.attention(x, visible))
+
+    def _one(self, x: Tensor) -> Tensor:
+        """The same for one history in one call: most of its time goes into calling operations."""
+        attention, inner = self.attention, self.feed_forward
+        return torch._transformer_encoder_layer_fwd(  # what nn.TransformerEncoderLayer calls
+            x,
+            x.shape[-1],
+            attention.heads,
+            attention.query_key_value.weight,
+            attention.query_key_value.bias,
+            attention.output.weight,
+            attention.output.bias,
+            True,  # GELU
+            False,  # the norm comes after
+            self.norm_1.eps,
+            self.norm_1.weight,
+            self.norm_1.bias,
+            self.norm_2.weight,
+            self.norm_2.bias,
+            inner.inner.weight,
+            inner.inner.bias,
+            inner.output.weight,
+            inner.output.bias,
+        )
 
     def asked(self, x: Tensor, visible: Tensor | None, asked: Asked) -> Tensor:
         """The same at the asked positions only → (M, D)."""

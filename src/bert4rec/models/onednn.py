@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
+from typing import Any
 
 import torch
 
-_lock = threading.Lock()
-_n_inside = 0  # torch has one switch for all threads: the first turns it off, the last back on
-_was_enabled = True
 
-
-@contextmanager
-def without_onednn() -> Iterator[None]:
+class without_onednn(ContextDecorator):
     """Use torch's own CPU kernels.
 
     oneDNN caches a compiled kernel with its buffers for each shape it meets. Our batches are cut to
     the length of their histories, so there are hundreds of shapes, and a long training would grow
     to several times its size (`benchmarks/training_memory.py`). Usable as a decorator too, and from
-    several threads at once.
+    several threads at once: torch has one switch for all, so the first turns it off, the last on.
     """
-    global _n_inside, _was_enabled
-    with _lock:
-        if _n_inside == 0:
-            _was_enabled = bool(torch.backends.mkldnn.enabled)
-            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-        _n_inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_inside -= 1
-            if _n_inside == 0:
-                torch.backends.mkldnn.enabled = _was_enabled  # type: ignore[assignment]
+
+    _lock = threading.Lock()
+    _n_inside = 0
+    _was_enabled = True
+
+    def __enter__(self) -> None:
+        cls = without_onednn
+        with cls._lock:
+            if cls._n_inside == 0:
+                cls._was_enabled = torch._C._get_mkldnn_enabled()
+                torch._C._set_mkldnn_enabled(False)
+            cls._n_inside += 1
+
+    def __exit__(self, *exception: Any) -> None:
+        cls = without_onednn
+        with cls._lock:
+            cls._n_inside -= 1
+            if cls._n_inside == 0:
+                torch._C._set_mkldnn_enabled(cls._was_enabled)

@@ -20,7 +20,6 @@ from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.parallel import Workers
-from bert4rec.training.allocator import keep_freed_memory
 from bert4rec.training.batches import (
     Batch,
     Task,
@@ -88,7 +87,6 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
-    keep_freed_memory()
     with Workers(config.training.workers) as workers, Workers(1) as preparer:
         trainer = _Trainer(
             model, split, config, run, display, identity, should_stop, workers, preparer
