@@ -13,11 +13,11 @@ import time
 import numpy as np
 import torch
 
+from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import load_config
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.onednn import without_onednn
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.training.batches import cloze_task, epoch_order, make_batch
 from bert4rec.training.losses import cross_entropy
 

@@ -2,8 +2,8 @@
 
 Each peer runs in its own virtual environment under `.bench`, on the same sequences, one process at
 a time, round after round, and keeps the best of its rounds. Peers run at their defaults. The
-fastest of them runs a second time as `replay-tuned`: with its own options that make it quickest, and
-with an environment in which the C library keeps freed memory, as ours does by itself.
+fastest of them runs a second time as `replay-tuned`: with its own options that make it quickest,
+and with an environment in which the C library keeps freed memory, as ours does by itself.
 """
 
 import argparse

@@ -124,6 +124,15 @@ class TrainingConfig(Settings):
     workers: Positive | None = Field(
         None, description="threads that share the cores; none is one a core, at most 8"
     )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="where to train: auto takes a GPU when there is one"
+    )
+    precision: Literal["auto", "float32", "bf16"] = Field(
+        "auto", description="auto is bf16 on CUDA and float32 elsewhere; bf16 on a CPU is probed"
+    )
+    compile: bool = Field(
+        False, description="torch.compile the feed-forward nets: needs a C++ compiler"
+    )
     checkpoint_minutes: Annotated[float, Field(ge=0)] = Field(
         2.0, description="save a checkpoint at least this often (at every validation in any case)"
     )

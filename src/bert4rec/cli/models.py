@@ -57,6 +57,9 @@ def train(
         bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile, as --set compile=true does.")
+    ] = False,
     memory: SortMemory = "512MB",
     user: UserColumn = None,
     item: ItemColumn = None,
@@ -75,7 +78,8 @@ def train(
     from bert4rec.config import load_config
     from bert4rec.data.sources import Reading, open_data
 
-    settings = load_config(recipe, config, overrides or ())
+    compiling = ["training.compile=true"] if compiled else []
+    settings = load_config(recipe, config, [*(overrides or ()), *compiling])
     reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
     with progress_bar("downloading") as on_download:
         sequences = open_data(

@@ -89,7 +89,7 @@ class BERT4Rec(nn.Module):
         """(B, L) histories, padded on either side → (B, V) logits of a `[MASK]` put after each."""
         if self.training:
             self.eval()
-        tokens, at = self._with_mask_at_end(history)
+        tokens, at = self._with_mask_at_end(history.to(self.output_bias.device))
         return F.linear(self.asked(tokens, at), self.items.weight[: self.n_items], self.output_bias)
 
     @torch.inference_mode()
@@ -114,7 +114,8 @@ class BERT4Rec(nn.Module):
         if len(history) == 1:  # the shortest way for one request
             items = [token for token in history[0].tolist() if token != self.pad]
             tokens = torch.from_numpy(np.array([[*items[1 - self.max_len :], self.mask]]))
-            return tokens.to(history.device), torch.tensor([tokens.shape[1] - 1])
+            at = torch.tensor([tokens.shape[1] - 1], device=history.device)
+            return tokens.to(history.device), at
         real = history != self.pad
         lengths = real.sum(1)
         columns = torch.arange(history.shape[1], device=history.device)

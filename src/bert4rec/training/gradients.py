@@ -14,20 +14,40 @@ import torch
 from torch import Tensor, nn
 
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.layers import ByteDropout
-from bert4rec.models.onednn import without_onednn
+from bert4rec.models.layers import ByteDropout, FeedForward
 from bert4rec.parallel import Workers
 from bert4rec.training.batches import Batch, Piece
+from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import Loss
+
+CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 
 
 class Gradients:
-    def __init__(self, model: BERT4Rec, loss: Loss, workers: Workers) -> None:
-        self.loss, self.workers = loss, workers
+    def __init__(
+        self,
+        model: BERT4Rec,
+        loss: Loss,
+        workers: Workers,
+        hardware: Hardware = CPU,
+        *,
+        compiles: bool = False,
+    ) -> None:
+        self.loss, self.workers, self.hardware = loss, workers, hardware
         model.items.sparse = loss.is_sparse
+        self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
+        if compiles:  # copies only: the model itself stays as it is, to be scored and saved
+            self.models[0] = _sharing_weights(model)
+            for each in self.models:
+                for module in each.modules():
+                    if isinstance(module, FeedForward):
+                        module.compile(dynamic=True)
         if not loss.is_sparse:
-            for each in self.models:  # gradients that are added to in place from the first step on
+            for each in {
+                model,
+                *self.models,
+            }:  # gradients that are added to in place from the first step on
                 for parameter in each.output():
                     parameter.grad = torch.zeros_like(parameter)
         self.dropouts = [
@@ -35,7 +55,6 @@ class Gradients:
             for each in self.models
         ]
 
-    @without_onednn()
     def add(self, batch: Batch, seed: int) -> float:
         """Add the gradient of the mean loss of `batch` to the model's; returns that loss."""
         share = 1 / batch.n_asked
@@ -44,23 +63,24 @@ class Gradients:
         def work(worker: int) -> float:
             return self._work(worker, shares[worker], share, seed)
 
-        losses = self.workers.map(work, range(len(shares)))
-        first, *others = ([*model.parameters()] for model in self.models)
-        for other in others:
-            for ours, theirs in zip(first, other, strict=True):
-                _move_gradient(theirs, ours)
+        with self.hardware.computing():
+            losses = self.workers.map(work, range(len(shares)))
+        for model in self.models:
+            if model is not self.model:
+                for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+                    _move_gradient(theirs, ours)
         return sum(losses)
 
     def _work(self, worker: int, pieces: list[Piece], share: float, seed: int) -> float:
-        model = self.models[worker]
-        device = model.output_bias.device
+        model, device = self.models[worker], self.hardware.device
         generator = torch.Generator(device).manual_seed(seed + worker)
         for dropout in self.dropouts[worker]:
             dropout.reuse_until_next_call(generator)
         total = 0.0
         for piece in pieces:
             tokens, at, targets = (x.to(device) for x in (piece.tokens, piece.at, piece.targets))
-            h = model.asked(tokens, at)
+            with self.hardware.autocast():
+                h = model.asked(tokens, at).float()
             loss, grad_h = self.loss(
                 h.detach(), *model.output(), targets, share=share, generator=generator
             )

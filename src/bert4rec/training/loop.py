@@ -35,6 +35,7 @@ from bert4rec.training.checkpoint import (
     save_checkpoint,
 )
 from bert4rec.training.gradients import Gradients
+from bert4rec.training.hardware import Hardware, choose_hardware
 from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.progress import TrainingDisplay
@@ -87,10 +88,15 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
-    with Workers(config.training.workers) as workers, Workers(1) as preparer:
+    hardware = choose_hardware(config.training)
+    n_workers = config.training.workers if hardware.device.type == "cpu" else 1
+    model.to(hardware.device)
+    with Workers(n_workers) as workers, Workers(1) as preparer:
         trainer = _Trainer(
-            model, split, config, run, display, identity, should_stop, workers, preparer
+            model, split, config, run, display, identity, should_stop, workers, preparer, hardware
         )
+        threads = f"{workers.n} worker{'s' * (workers.n > 1)}"
+        display.say(f"training on {hardware}, {threads}, {config.training.loss}")
         if resume:
             trainer.restore()
         else:
@@ -102,6 +108,7 @@ def train(
                 trainer.run_stage(stage)
     model.load_state_dict(trainer.best)
     model.items.weight.grad = model.output_bias.grad = None
+    model.to("cpu")
     model.eval()
     return trainer.progress
 
@@ -120,6 +127,7 @@ class _Trainer:
         should_stop: Callable[[], bool],
         workers: Workers,
         preparer: Workers,
+        hardware: Hardware,
     ) -> None:
         self.model, self.split, self.config = model, split, config
         self.run, self.display, self.identity = run, display, identity
@@ -129,7 +137,9 @@ class _Trainer:
         self.progress = Progress()
         self.best = _copy(model)
         self.loss = make_loss(config.training, split.train_counts)
-        self.gradients = Gradients(model, self.loss, workers)
+        self.gradients = Gradients(
+            model, self.loss, workers, hardware, compiles=config.training.compile
+        )
         self.optimizer = self._new_optimizer()
         self.last_save = time.monotonic()
 

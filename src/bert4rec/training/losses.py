@@ -190,16 +190,19 @@ class Negatives:
 
     def __init__(self, weights: NDArray[np.floating[Any]]) -> None:
         shares = weights / weights.sum()
-        self.log_shares = torch.from_numpy(np.log(np.maximum(shares, 1e-30)).astype(np.float32))
+        self.log_shares: Tensor = torch.from_numpy(
+            np.log(np.maximum(shares, 1e-30)).astype(np.float32)
+        )
         self.upper = torch.from_numpy(np.cumsum(shares))
 
     def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        where = torch.rand(shape, dtype=torch.float64, generator=generator)
-        return torch.searchsorted(self.upper, where).clamp_(max=len(self.upper) - 1)
+        where = torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device)
+        drawn = torch.searchsorted(self.upper.to(where.device), where)
+        return drawn.clamp_(max=len(self.upper) - 1)
 
     def log_expected(self, items: Tensor, n: int) -> Tensor:
         """log of how often each of `items` is expected among `n` draws."""
-        return self.log_shares[items] + math.log(n)
+        return self.log_shares.to(items.device)[items] + math.log(n)
 
 
 def _softmax(target: Tensor, negatives: Tensor) -> Tensor:

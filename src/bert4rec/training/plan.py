@@ -13,6 +13,7 @@ from bert4rec.ranking import SCORES_BYTES
 
 FLOAT = 4
 GIB = 2**30
+VALIDATION_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
     kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
     if model.attention_dropout:  # no fused kernel: scores, probabilities, mask and product are kept
         kept += model.layers * 4 * positions * length * model.heads * FLOAT
-    validation = 2 * max(SCORES_BYTES, n_items * FLOAT)  # the scores, and comparisons with them
+    scores = min(max(SCORES_BYTES, n_items * FLOAT), VALIDATION_ROWS * n_items * FLOAT)
+    validation = 2 * scores  # and comparisons with them
     if training.loss == "cross-entropy":
         asked = int(positions * training.mask_ratio) + 1
         loss = min(training.loss_memory_mb * 2**20, asked * n_items * FLOAT)
