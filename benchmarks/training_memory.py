@@ -13,15 +13,22 @@ import time
 import numpy as np
 import torch
 
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import load_config
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.onednn import without_onednn
+from bert4rec.parallel import Workers
 from bert4rec.training.batches import cloze_task, epoch_order, make_batch
-from bert4rec.training.losses import cross_entropy
+from bert4rec.training.gradients import CPU, Gradients
+from bert4rec.training.hardware import Hardware
+from bert4rec.training.losses import make_loss
+from bert4rec.training.optimizer import Optimizer
 
 N_USERS, N_ITEMS = 6040, 3416
+
+
+class WithOneDNN(Hardware):
+    def computing(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 def main() -> None:
@@ -35,22 +42,23 @@ def main() -> None:
     tokens = generator.integers(0, N_ITEMS, ends[-1], dtype=np.int32)
     train = Spans(tokens, ends - lengths, ends, np.arange(N_USERS))
     config = load_config(overrides=["max_len=200", "window_step=none"])
-    keep_freed_memory()
     model = BERT4Rec(N_ITEMS, config.model).train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    loss = make_loss(config.training, np.bincount(tokens, minlength=N_ITEMS))
     task = cloze_task(train, N_ITEMS, config)
-    for epoch in range(arguments.epochs):
-        started = time.perf_counter()
-        windows = task.windows(generator)
-        for step, rows in enumerate(epoch_order(windows, config.training.batch_size, generator)):
-            batch = make_batch(task, windows, rows, N_ITEMS, torch.Generator().manual_seed(step))
-            with contextlib.nullcontext() if arguments.onednn else without_onednn():
-                hidden = model.asked(batch.tokens, batch.at)
-                cross_entropy(hidden, *model.output(), batch.targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        rate = N_USERS / (time.perf_counter() - started)
-        print(f"epoch {epoch + 1}: {rate:,.0f} sequences/s, {resident_mb():,.0f} MB resident")
+    hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
+    with Workers() as workers:
+        gradients = Gradients(model, loss, workers, hardware)
+        optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
+        for epoch in range(arguments.epochs):
+            started = time.perf_counter()
+            windows = task.windows(generator)
+            order = epoch_order(len(windows), config.training.batch_size, generator)
+            for step, rows in enumerate(order):
+                masks = torch.Generator().manual_seed(step)
+                gradients.add(make_batch(task, windows, rows, N_ITEMS, masks), step)
+                optimizer.step(config.training.learning_rate)
+            rate = N_USERS / (time.perf_counter() - started)
+            print(f"epoch {epoch + 1}: {rate:,.0f} sequences/s, {resident_mb():,.0f} MB resident")
 
 
 def resident_mb() -> float:

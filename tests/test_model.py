@@ -133,6 +133,21 @@ def test_dropout_drops_the_stated_share_and_keeps_the_mean() -> None:
     assert torch.equal(dropout.eval()(out), out)
 
 
+def test_a_reused_mask_is_the_same_for_all_pieces_until_the_next_draw() -> None:
+    from bert4rec.models.layers import ByteDropout
+
+    dropout, x = ByteDropout(0.5).train(), torch.ones(40, 16)
+    dropout.reuse_masks(torch.Generator().manual_seed(3))
+    first = dropout(x)
+    assert torch.equal(dropout(x), first)
+    assert torch.equal(dropout(x[:7]), first[:7])
+    assert torch.equal(dropout.added(x, x), x + first)
+    dropout.reuse_masks(torch.Generator().manual_seed(4))
+    assert not torch.equal(dropout(x), first)
+    dropout.reuse_masks(None)
+    assert not torch.equal(dropout(x), dropout(x))
+
+
 def test_a_toy_cycle_is_learned_perfectly(tmp_path: Path) -> None:
     sequences = cycle()
     config = small_config(

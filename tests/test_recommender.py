@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from toys import quiet, random_histories, small_config, untrained_recommender
 
+from bert4rec.data.splits import leave_one_out
 from bert4rec.durable import write_manifest
 from bert4rec.models import MODELS
 from bert4rec.pipeline import train_recommender
@@ -205,3 +206,21 @@ def test_a_model_of_another_format_or_no_model_is_refused(saved: Path, tmp_path:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"manifest\.json"):
         Recommender.load(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("k", [0, -1, True])
+def test_ranking_arrays_refuses_a_bad_k_at_once(k: int) -> None:
+    with pytest.raises(ValueError, match="k is"):
+        RECOMMENDER.rank(leave_one_out(random_histories(1)).test.histories, k)
+
+
+def test_arrays_and_answers_are_the_same_in_order_and_for_empty_histories() -> None:
+    histories = [["item-1", "item-2"], [], ["item-5"] * 30, ["item-3"], ["unknown"]]
+    answers = list(RECOMMENDER.recommend_many(histories, k=4))
+    assert [answer.is_fallback for answer in answers] == [False, True, False, False, True]
+    for history, answer in zip(histories, answers, strict=True):
+        alone = RECOMMENDER.recommend(history, k=4)
+        assert [each.item for each in alone] == [each.item for each in answer]
+        assert [each.probability for each in alone] == pytest.approx(
+            [each.probability for each in answer], rel=1e-4
+        )

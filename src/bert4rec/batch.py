@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bert4rec.allocator import keep_freed_memory
 from bert4rec.data.database import as_column, connect, quoted
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.data.splits import Spans
-from bert4rec.ranking import Ranking
+from bert4rec.ranking import HISTORIES_AT_ONCE, Ranking
 from bert4rec.recommender import Recommender
 
+CHUNK = HISTORIES_AT_ONCE  # users held in memory at a time
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
 
 
@@ -39,24 +41,27 @@ def recommend_users(
         raise ValueError(f"{out}: end the name in one of {', '.join(FORMATS)} to choose a format")
     if not out.parent.is_dir():
         raise ValueError(f"{out}: the folder {out.parent} does not exist")
-    histories = _histories(sequences, recommender.vocabulary)
+    keep_freed_memory()
     excluded = recommender.excluded(allow, block)
-    n_rows = n_done = 0
+    token_of = _tokens(sequences.vocabulary, recommender.vocabulary)
+    n_rows = 0
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
         with connect(str(Path(folder) / "rows.duckdb")) as database:
             database.execute(_table(sequences, recommender))
-            for ranking in recommender.rank(
-                histories, k, exclude_seen=exclude_seen, excluded=excluded
-            ):
-                here = slice(n_done, n_done + len(ranking.items))
-                is_fallback = histories.lengths[here] == 0
-                users = as_column(sequences.user_ids[here])
-                columns = _columns(users, ranking, is_fallback, recommender.vocabulary)
-                database.register("chunk", columns)
-                database.execute("INSERT INTO rows SELECT * FROM chunk")
-                n_rows, n_done = n_rows + len(columns["rank"]), here.stop
+            for first in range(0, sequences.n_users, CHUNK):
+                last = min(first + CHUNK, sequences.n_users)
+                histories = _histories(sequences, first, last, token_of)
+                users = as_column(sequences.user_ids[first:last])
+                for ranking in recommender.rank(
+                    histories, k, exclude_seen=exclude_seen, excluded=excluded
+                ):
+                    is_fallback = histories.lengths == 0
+                    columns = _columns(users, ranking, is_fallback, recommender.vocabulary)
+                    database.register("chunk", columns)
+                    database.execute("INSERT INTO rows SELECT * FROM chunk")
+                    n_rows += len(columns["rank"])
                 if on_progress is not None:
-                    on_progress(n_done, sequences.n_users)
+                    on_progress(last, sequences.n_users)
             finished = Path(folder) / out.name
             database.execute(f"COPY rows TO {quoted(finished)} ({FORMATS[out.suffix]})")
         finished.replace(out)
@@ -91,11 +96,16 @@ def _columns(
     }
 
 
-def _histories(sequences: Sequences, vocabulary: Vocabulary) -> Spans:
-    """The histories in the model's tokens; items that it does not know are left out."""
-    known = [vocabulary.token(raw) for raw in sequences.vocabulary.ids]
-    token_of = np.array([-1 if token is None else token for token in known], dtype=np.int32)
-    tokens = token_of[sequences.tokens]
+def _tokens(theirs: Vocabulary, ours: Vocabulary) -> NDArray[np.int32]:
+    """Our token of each of their items, -1 where we do not know it."""
+    known = [ours.token(raw) for raw in theirs.ids]
+    return np.array([-1 if token is None else token for token in known], dtype=np.int32)
+
+
+def _histories(sequences: Sequences, first: int, last: int, token_of: NDArray[np.int32]) -> Spans:
+    """The histories of some users in the model's tokens; items it does not know are left out."""
+    offsets = sequences.offsets[first : last + 1]
+    tokens = token_of[sequences.tokens[offsets[0] : offsets[-1]]]
     n_before = np.concatenate([[0], np.cumsum(tokens >= 0)])
-    offsets = n_before[sequences.offsets]
-    return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], np.full(sequences.n_users, -1))
+    offsets = n_before[offsets - offsets[0]]
+    return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], np.full(last - first, -1))

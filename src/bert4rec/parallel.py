@@ -14,8 +14,6 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from bert4rec.allocator import keep_freed_memory
-
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -30,7 +28,6 @@ class Workers:
     """A fixed number of threads; each uses its share of the cores that torch would use."""
 
     def __init__(self, n: int | None = None) -> None:
-        keep_freed_memory()
         n_cores = torch.get_num_threads()
         self.n = default_workers() if n is None else n
         self._pool = ThreadPoolExecutor(

@@ -24,6 +24,7 @@ from bert4rec.evaluation.result import Evaluation
 from bert4rec.models import COUNTED, LEARNED, MODELS, Model
 from bert4rec.recommender import Recommender
 from bert4rec.training.checkpoint import delete_checkpoints, has_checkpoint
+from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
@@ -89,6 +90,7 @@ def evaluate_questions(
         n_negatives=settings.n_negatives,
         seed=settings.seed,
         bootstrap=settings.bootstrap,
+        n_workers=config.training.workers,
         progress=on_progress,
     )
 
@@ -116,6 +118,7 @@ def _fit(
         return COUNTED[config.model.name].fit(split.train, split.n_items), {}
     longest = int(split.train.lengths.max())
     plan = check_memory(config, split.n_items, longest, available_memory())
+    hardware = choose_hardware(config.training)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.training.seed)
     model = LEARNED[config.model.name](split.n_items, config.model)
@@ -131,6 +134,7 @@ def _fit(
             out,
             display,
             identity=identity,
+            hardware=hardware,
             resume=resume,
             should_stop=should_stop,
         )

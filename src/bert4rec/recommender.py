@@ -132,6 +132,12 @@ class Recommender:
         excluded: Tensor | None = None,
     ) -> Iterator[Ranking]:
         """The same for histories of tokens, as arrays: the fastest way to answer for many."""
+        _check_k(k)
+        return self._rank(histories, k, exclude_seen, excluded)
+
+    def _rank(
+        self, histories: Spans, k: int, exclude_seen: bool, excluded: Tensor | None
+    ) -> Iterator[Ranking]:
         with Workers() as workers:
             yield from rank_histories(
                 self.model,

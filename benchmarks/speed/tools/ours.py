@@ -16,6 +16,7 @@ from measure import (
 )
 
 from bert4rec import __version__
+from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config, load_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import Spans
@@ -36,6 +37,7 @@ def spans(sequences: Sequences, n_left_out: int) -> Spans:
 
 
 def training_steps(sequences: Sequences, config: Config) -> Iterator[int]:
+    keep_freed_memory()  # as `bert4rec train` does
     train = spans(sequences, 2)
     model = BERT4Rec(sequences.n_items, config.model).train()
     counts = np.bincount(train.tokens, minlength=sequences.n_items)
@@ -73,6 +75,7 @@ def recommender_of(sequences: Sequences, config: Config) -> Recommender:
 
 
 def scoring_steps(sequences: Sequences, config: Config) -> Iterator[int]:
+    keep_freed_memory()  # as `bert4rec recommend --users` does
     recommender = recommender_of(sequences, config)
     histories = spans(sequences, 1).take(users_in_random_order(sequences.n_users))
     while True:

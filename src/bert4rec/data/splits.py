@@ -37,7 +37,8 @@ class Spans:
 
     def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
         """The spans `rows` as one matrix, padded at the end to the longest of them."""
-        starts, lengths = self.starts[rows, None], self.lengths[rows, None]
+        starts = self.starts[rows, None]
+        lengths = self.ends[rows, None] - starts
         columns = np.arange(int(lengths.max(initial=0)))[None]
         inside = columns < lengths
         padded = np.full(inside.shape, pad, dtype=np.int64)

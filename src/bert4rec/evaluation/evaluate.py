@@ -64,7 +64,12 @@ def question_batches(questions: Questions, n_items: int, batch_size: int) -> Ite
 
 
 def full_ranks(
-    model: Model, questions: Questions, *, exclude_seen: bool = True, batch_size: int = 256
+    model: Model,
+    questions: Questions,
+    *,
+    exclude_seen: bool = True,
+    batch_size: int = 256,
+    n_workers: int | None = None,
 ) -> Tensor:
     """Ranks among all items and nothing else, in question order: what validation needs."""
     ranks = torch.empty(len(questions), dtype=torch.int64)
@@ -73,7 +78,7 @@ def full_ranks(
         scores, targets, excluded = _answers(model, batch, exclude_seen)
         ranks[torch.from_numpy(batch.rows)] = full_rank(scores, targets, excluded).cpu()
 
-    with Workers() as workers:
+    with Workers(n_workers) as workers:
         for _ in workers.stream(answer, question_batches(questions, model.n_items, batch_size)):
             pass
     return ranks
@@ -91,6 +96,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 256,
     bootstrap: int = 1000,
+    n_workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """All metrics under all protocols, from one call of `model.score` a batch.
@@ -122,7 +128,7 @@ def evaluate(
         return len(rows), *lists.best(scores, excluded)
 
     n_done = 0
-    with Workers() as workers:
+    with Workers(n_workers) as workers:
         pieces = question_batches(questions, n_items, batch_size)
         for n, best, items in workers.stream(answer, pieces):
             lists.add(best, items)

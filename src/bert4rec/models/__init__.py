@@ -14,7 +14,10 @@ from bert4rec.models.popularity import Popularity
 
 
 class Model(Protocol):
-    """All that evaluation and serving may ask of any recommender, learned or counted."""
+    """All that evaluation and serving may ask of any recommender, learned or counted.
+
+    Several threads may call `score` at once.
+    """
 
     n_items: int
 

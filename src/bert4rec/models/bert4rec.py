@@ -77,8 +77,6 @@ class BERT4Rec(nn.Module):
     def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         positions = self.positions.weight[: tokens.shape[1]]
         x = self.dropout(self.norm(self.items(tokens) + positions))
-        if len(tokens) == 1:
-            return x, None
         real = tokens != self.pad
         # Where nothing is padded the mask is left out: attention without one is faster.
         return x, None if bool(real.all()) else real[:, None, None, :]
@@ -87,16 +85,14 @@ class BERT4Rec(nn.Module):
     @torch.inference_mode()
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B, L) histories, padded on either side → (B, V) logits of a `[MASK]` put after each."""
-        if self.training:
-            self.eval()
+        self._stop_training()
         tokens, at = self._with_mask_at_end(history.to(self.output_bias.device))
         return F.linear(self.asked(tokens, at), self.items.weight[: self.n_items], self.output_bias)
 
     @torch.inference_mode()
     def attention(self, history: Tensor) -> Tensor:
         """(L,) one history of real items → (layers, heads, n, n) attention over it and `[MASK]`."""
-        if self.training:
-            self.eval()
+        self._stop_training()
         tokens, _ = self._with_mask_at_end(history[None])
         x, visible = self._embed(tokens)
         weights = []
@@ -105,6 +101,12 @@ class BERT4Rec(nn.Module):
             weights.append(block.attention.weights(x, visible)[0])
             x = block(x, visible)
         return torch.stack(weights)
+
+    def _stop_training(self) -> None:
+        """`eval()` for several threads: the parts come first, so that none sees it half done."""
+        if self.training:
+            for module in reversed(list(self.modules())):
+                module.training = False
 
     def item_vectors(self) -> Tensor:
         return self.items.weight[: self.n_items].detach()

@@ -22,14 +22,15 @@ class ByteDropout(nn.Module):
         self.dropped_of_256 = min(round(probability * 256), 255)
         self._reused: _ReusedMask | None = None
 
-    def reuse_until_next_call(self, generator: torch.Generator) -> None:
+    def reuse_masks(self, generator: torch.Generator | None) -> None:
         """Draw one mask from `generator` and use it for every batch until this is called again.
 
-        A step that is computed in pieces then draws its masks once. Each sequence still sees a
+        With None every batch gets a fresh mask again, from torch's default generator. A step that
+        is computed in pieces draws its masks once. Each sequence still sees a
         mask of the right distribution, so the expected gradient is the same; sequences of
         different pieces share theirs. The mask differs from layer to layer.
         """
-        self._reused = _ReusedMask(generator)
+        self._reused = None if generator is None else _ReusedMask(generator)
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.keeps_all else x * self._mask(x)

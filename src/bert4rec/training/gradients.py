@@ -1,15 +1,16 @@
 """The gradient of a batch, added up piece by piece on all cores.
 
-Each worker thread computes whole pieces on one core. It has a copy of the model that shares the
-weights with the original and adds up gradients of its own; at the end they are added to those of
-the first. Which worker gets which piece follows from the sizes alone, so that a run can be repeated
-to the last bit with the same number of workers.
+Each worker thread computes whole pieces on its share of the cores. It has a copy of the model that
+shares the weights with the original and adds up gradients of its own; at the end they are added to
+those of the first. Which worker gets which piece follows from the sizes alone, so that a run can be
+repeated to the last bit with the same numbers of workers and cores.
 """
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,20 +74,29 @@ class Gradients:
 
     def _work(self, worker: int, pieces: list[Piece], share: float, seed: int) -> float:
         model, device = self.models[worker], self.hardware.device
-        generator = torch.Generator(device).manual_seed(seed + worker)
+        for_dropout, for_loss = np.random.SeedSequence([seed, worker]).generate_state(2).tolist()
+        masks = torch.Generator(device).manual_seed(for_dropout)
+        negatives = torch.Generator().manual_seed(for_loss)
         for dropout in self.dropouts[worker]:
-            dropout.reuse_until_next_call(generator)
-        total = 0.0
-        for piece in pieces:
-            tokens, at, targets = (x.to(device) for x in (piece.tokens, piece.at, piece.targets))
-            with self.hardware.autocast():
-                h = model.asked(tokens, at).float()
-            loss, grad_h = self.loss(
-                h.detach(), *model.output(), targets, share=share, generator=generator
-            )
-            h.backward(grad_h)  # type: ignore[no-untyped-call]
-            total += float(loss)
-        return total
+            dropout.reuse_masks(masks)
+        try:
+            return sum(self._piece(model, piece, share, negatives) for piece in pieces)
+        finally:
+            for dropout in self.dropouts[worker]:
+                dropout.reuse_masks(None)
+
+    def _piece(
+        self, model: BERT4Rec, piece: Piece, share: float, negatives: torch.Generator
+    ) -> float:
+        device = self.hardware.device
+        tokens, at, targets = (x.to(device) for x in (piece.tokens, piece.at, piece.targets))
+        with self.hardware.autocast():
+            h = model.asked(tokens, at).float()
+        loss, grad_h = self.loss(
+            h.detach(), *model.output(), targets, share=share, generator=negatives
+        )
+        h.backward(grad_h)  # type: ignore[no-untyped-call]
+        return float(loss)
 
 
 def share_out(pieces: list[Piece], n: int, n_items: int) -> list[list[Piece]]:

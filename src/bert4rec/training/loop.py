@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config
 from bert4rec.data.splits import Questions, Spans, Split
 from bert4rec.evaluation.evaluate import full_ranks
@@ -35,7 +36,7 @@ from bert4rec.training.checkpoint import (
     save_checkpoint,
 )
 from bert4rec.training.gradients import Gradients
-from bert4rec.training.hardware import Hardware, choose_hardware
+from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.progress import TrainingDisplay
@@ -84,11 +85,12 @@ def train(
     display: TrainingDisplay,
     *,
     identity: dict[str, Any],
+    hardware: Hardware,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
-    hardware = choose_hardware(config.training)
+    keep_freed_memory()
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1
     model.to(hardware.device)
     with Workers(n_workers) as workers, Workers(1) as preparer:
@@ -222,7 +224,7 @@ class _Trainer:
 
     def _step(self, batch: Batch, learning_rate: float) -> float:
         self.model.train()
-        loss = self.gradients.add(batch, self._seed(self.progress.step) ^ 1)
+        loss = self.gradients.add(batch, self._seed(self.progress.step))
         if not math.isfinite(loss):
             raise ValueError(
                 "the loss is no longer a number: lower training.learning_rate and train again"
@@ -241,7 +243,9 @@ class _Trainer:
     def _validate(self, stage: Stage, learning_rate: float) -> None:
         progress, started = self.progress, time.monotonic()
         exclude_seen = self.config.evaluation.exclude_seen
-        ranks = full_ranks(self.model, self.questions, exclude_seen=exclude_seen)
+        ranks = full_ranks(
+            self.model, self.questions, exclude_seen=exclude_seen, n_workers=self.workers.n
+        )
         ndcg, hit_rate = (float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR"))
         progress.seconds += time.monotonic() - started
         is_best = ndcg > progress.best

@@ -129,7 +129,7 @@ class Sampled:
     ) -> tuple[Tensor, Tensor]:
         is_shared = self.n_negatives >= SHARED_FROM
         rows = 1 if is_shared else len(h)
-        drawn = self.negatives.draw((rows, self.n_negatives), generator)
+        drawn = self.negatives.draw((rows, self.n_negatives), generator).to(h.device)
         at_once = len(h) if is_shared else max(1, GATHERED // (self.n_negatives * h.shape[1]))
         losses, gradients = [], []
         for first in range(0, len(h), at_once):

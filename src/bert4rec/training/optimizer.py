@@ -60,4 +60,6 @@ class Optimizer:
             for optimizer in self.optimizers:
                 if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
                     is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
-                    optimizer.state[parameter][key] = int(value) if is_count else value.clone()
+                    optimizer.state[parameter][key] = (
+                        int(value) if is_count else value.clone().to(parameter.device)
+                    )
