@@ -2,7 +2,7 @@
 
     python benchmarks/losses.py [--cases 600x3416 ...] [--out docs/results/losses.json]
 
-A case is asked positions x items at width 64. All ways get the same tensors, add to the same
+A case is asked positions x items at width 64; --out keeps what it has of other cases. All ways get the same tensors, add to the same
 gradients, take turns round after round, and may keep freed memory (`bert4rec.allocator`); the
 median counts. Memory is the largest that one call adds to what was there before it. Run it on an
 idle machine: beside other work, operations split over two threads wait for each other.
@@ -31,6 +31,8 @@ DIM = 64
 DEFAULT_MEMORY = 64 * 2**20  # training.loss_memory_mb
 TOO_MUCH = 4e9  # bytes: a way that would need more is left out
 SHORT_CALL = 0.05  # seconds: shorter ones are repeated within a round
+LONG_CALL = 5  # seconds: a way whose second call, already compiled, takes longer is left out
+ROUNDS = 3  # at least
 Way = Callable[[], float]
 
 
@@ -47,18 +49,12 @@ class Case:
         for parameter in (self.weight, self.bias):
             parameter.grad = torch.zeros_like(parameter)
         self.grad_h: Tensor | None = None
+        self.too_slow: dict[str, str] = {}  # ways, and how long a call took
 
     def ours(self, memory: int) -> float:
-        loss, self.grad_h = add_cross_entropy(
-            self.h,
-            self.weight.detach(),
-            self.bias.detach(),
-            self.targets,
-            self.weight.grad,
-            self.bias.grad,
-            share=self.share,
-            memory=memory,
-        )
+        given = self.h, self.weight.detach(), self.bias.detach(), self.targets
+        gradients = self.weight.grad, self.bias.grad
+        loss, self.grad_h = add_cross_entropy(*given, *gradients, share=self.share, memory=memory)
         return float(loss)
 
     def by_autograd(self, function: Callable[..., Tensor]) -> float:
@@ -123,10 +119,13 @@ def checked(
     bad: dict[str, str] = {}
     expected: tuple[float, Tensor] | None = None
     for name, (needed, way) in ways.items():
-        if needed > TOO_MUCH:
-            bad[name] = f"left out: needs about {needed / 1e9:.1f} GB"
+        if needed > TOO_MUCH or name in case.too_slow:
+            bad[name] = case.too_slow.get(name, f"left out: needs about {needed / 1e9:.1f} GB")
             continue
         try:
+            if seconds_of(way, 1) > LONG_CALL and (seconds := seconds_of(way, 1)) > LONG_CALL:
+                bad[name] = case.too_slow[name] = f"left out: a call takes {seconds:.0f} s"
+                continue
             loss = way()
         except Exception as error:  # no compiler, say
             bad[name] = f"failed: {type(error).__name__}"
@@ -139,8 +138,8 @@ def checked(
     return good, bad
 
 
-def measure(case: Case, threads: int, seconds: float, rounds: int) -> list[dict[str, Any]]:
-    """All ways in turn until `seconds` are over, but at least `rounds` times."""
+def measure(case: Case, threads: int, seconds: float) -> list[dict[str, Any]]:
+    """All ways in turn until `seconds` are over, but at least ROUNDS times."""
     torch.set_num_threads(threads)
     torch.compiler.reset()  # compiled code is made for a number of threads
     ways, bad = checked(case, ways_of(case))
@@ -148,7 +147,7 @@ def measure(case: Case, threads: int, seconds: float, rounds: int) -> list[dict[
     repeats = {name: max(1, round(SHORT_CALL / seconds_of(way, 1))) for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     started, n = time.perf_counter(), 0
-    while n < rounds or time.perf_counter() - started < seconds:
+    while n < ROUNDS or time.perf_counter() - started < seconds:
         for name, way in ways.items():
             if sum(times[name]) < seconds:  # a very slow one has fewer rounds
                 times[name].append(seconds_of(way, repeats[name]))
@@ -173,7 +172,6 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="ROWSxITEMS")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, min(2, os.cpu_count() or 1)])
     parser.add_argument("--seconds", type=float, default=4, help="of each case and thread count")
-    parser.add_argument("--rounds", type=int, default=3, help="at least so many")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     keep_freed_memory()
@@ -182,7 +180,7 @@ def main() -> None:
         case = Case(*map(int, words.split("x")))
         for threads in arguments.threads:
             print(f"\n{case.rows:,} positions, {case.items:,} items, {threads} threads")
-            for answer in measure(case, threads, arguments.seconds, arguments.rounds):
+            for answer in measure(case, threads, arguments.seconds):
                 answers.append(answer)
                 figures = answer.get("error") or (
                     f"{answer['ms']:>10,.1f} ms{answer['ns_per_logit']:>8.2f} ns a logit"
@@ -191,7 +189,10 @@ def main() -> None:
                 print(f"  {answer['way']:<24}{figures}", flush=True)
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"torch": torch.__version__, "dim": DIM, "results": answers}
+        new = {(answer["rows"], answer["items"], answer["threads"]) for answer in answers}
+        old = json.loads(arguments.out.read_text())["results"] if arguments.out.exists() else []
+        kept = [each for each in old if (each["rows"], each["items"], each["threads"]) not in new]
+        result = {"torch": torch.__version__, "dim": DIM, "results": kept + answers}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -42,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15, help="timed seconds of one run")
     parser.add_argument("--limit", type=float, default=600, help="most seconds of one run")
+    parser.add_argument("--append", action="store_true", help="add rounds to those in --out")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs/results/speed.json")
     return parser.parse_args()
 
@@ -108,6 +109,8 @@ def run_all(arguments: argparse.Namespace, files: dict[str, Path]) -> list[dict[
         for tool in arguments.tools
     ]
     runs: list[dict[str, Any]] = []
+    before = json.loads(arguments.out.read_text())["runs"] if arguments.append else []
+    n_before = max((run["round"] for run in before), default=0)
     for step, (number, shape, task, tool) in enumerate(places, 1):
         keep_memory = tool.endswith(TUNED)
         if tool in errors:
@@ -123,12 +126,14 @@ def run_all(arguments: argparse.Namespace, files: dict[str, Path]) -> list[dict[
             words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
             command = [*commands[tool], str(files[shape]), *words]
             answer = run_tool(command, arguments.limit, keep_memory)
-        place = {"round": number + 1, "shape": shape, "task": task, "tool": tool}
+        place = {"round": n_before + number + 1, "shape": shape, "task": task, "tool": tool}
         allocator = "its own" if tool == OURS else ("kept" if keep_memory else "default")
         runs.append({**answer, **place, "allocator": allocator})
-        where = f"round {number + 1} {shape:<6} {task:<5} {tool:<11} memory {allocator:<7}"
+        where = (
+            f"round {n_before + number + 1} {shape:<6} {task:<5} {tool:<11} memory {allocator:<7}"
+        )
         print(f"[{step}/{len(places)}] {where} {one_line(answer)}", flush=True)
-    return runs
+    return before + runs
 
 
 def machine() -> dict[str, Any]:
@@ -168,7 +173,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "settings": {**MODEL, "threads": THREADS, "precision": "float32"},
-        "timing": {"rounds": arguments.rounds, "seconds": arguments.seconds},
+        "timing": {"rounds": max(run["round"] for run in runs), "seconds": arguments.seconds},
         "shapes": shapes,
         "versions": {run["tool"]: {k: run[k] for k in ("version", "torch")} for run in good},
         "columns": {key: title for key, (title, *_) in COLUMNS.items()},
@@ -180,7 +185,8 @@ def main() -> None:
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{table(best, arguments.tools)}\n\nwritten to {arguments.out.name}")
+    tools = [tool for tool in [OURS, *PEERS] if any(tool in found for found in best.values())]
+    print(f"\n{table(best, tools)}\n\nwritten to {arguments.out.name}", flush=True)
     for tool, shape, task, error in sorted(
         {(r["tool"], r["shape"], r["task"], r["error"]) for r in runs if "error" in r}
     ):
