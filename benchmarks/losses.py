@@ -2,9 +2,9 @@
 
     python benchmarks/losses.py [--cases 600x3416 ...] [--out docs/results/losses.json]
 
-A case is asked positions x items at width 64; --out keeps what it has of other cases. All ways get the same tensors, add to the same
-gradients, take turns round after round, and may keep freed memory (`bert4rec.allocator`); the
-median counts. Memory is the largest that one call adds to what was there before it. Run it on an
+A case is asked positions x items at width 64; --out keeps what it has of other cases. All ways get
+the same tensors, add to the same gradients, take turns round after round, and may keep freed memory
+(`bert4rec.allocator`); the median counts. Memory is the largest that one call adds. Run it on an
 idle machine: beside other work, operations split over two threads wait for each other.
 """
 
@@ -141,7 +141,7 @@ def checked(
 def measure(case: Case, threads: int, seconds: float) -> list[dict[str, Any]]:
     """All ways in turn until `seconds` are over, but at least ROUNDS times."""
     torch.set_num_threads(threads)
-    torch.compiler.reset()  # compiled code is made for a number of threads
+    torch.compiler.reset()  # compiled code is for a number of threads
     ways, bad = checked(case, ways_of(case))
     memory = {name: added_memory(way) for name, way in ways.items()}
     repeats = {name: max(1, round(SHORT_CALL / seconds_of(way, 1))) for name, way in ways.items()}
@@ -153,13 +153,12 @@ def measure(case: Case, threads: int, seconds: float) -> list[dict[str, Any]]:
                 times[name].append(seconds_of(way, repeats[name]))
         n += 1
     same = {"rows": case.rows, "items": case.items, "threads": threads}
-    n_logits = case.rows * case.items
     return [
         {
             **same,
             "way": name,
             "ms": round(median(each) * 1e3, 3),
-            "ns_per_logit": round(median(each) * 1e9 / n_logits, 3),
+            "ns_per_logit": round(median(each) * 1e9 / (case.rows * case.items), 3),
             "added_mb": round(memory[name] / 2**20, 1),
             "rounds": len(each),
         }

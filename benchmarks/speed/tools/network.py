@@ -84,7 +84,7 @@ def run(
     scores_of: Scores,
 ) -> None:
     torch.set_num_threads(THREADS)
-    answer = {"note": "rows padded to the longest of the batch; batches made in the same process"}
+    answer = {"note": "rows padded to the full length; batches made in the same process"}
     if arguments.task == "train":
         answer["stopwatch"] = train(arguments, sequences, network, loss_of)
     elif arguments.task == "score":
