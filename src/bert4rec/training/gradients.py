@@ -45,10 +45,8 @@ class Gradients:
                     if isinstance(module, FeedForward):
                         module.compile(dynamic=True)
         if not loss.is_sparse:
-            for each in {
-                model,
-                *self.models,
-            }:  # gradients that are added to in place from the first step on
+            # Gradients that are added to in place, from the first step on.
+            for each in {model, *self.models}:
                 for parameter in each.output():
                     parameter.grad = torch.zeros_like(parameter)
         self.dropouts = [
