@@ -38,7 +38,7 @@ from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.layers import ByteDropout
 from bert4rec.parallel import Workers
-from bert4rec.training.batches import Batch, Task, epoch_order, make_batch
+from bert4rec.training.batches import IGNORE, Batch, Task, epoch_order, make_batch
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.loop import _learning_rate, stages_of
 from bert4rec.training.losses import make_loss
@@ -80,7 +80,8 @@ class PlainPath:
 
     def batch(self, task: Task, windows: Spans, rows: np.ndarray, masks: torch.Generator) -> Asked:
         sequences = torch.from_numpy(windows.padded(rows, self.model.pad))
-        inputs, hidden = task.hide(sequences, masks)
+        inputs, targets = task.ask(sequences, masks)
+        hidden = targets[:, :, 0] != IGNORE
         return inputs, hidden, sequences[hidden]
 
     def step(self, batch: Asked, learning_rate: float, seed: int) -> None:

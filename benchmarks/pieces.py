@@ -70,9 +70,8 @@ def training_step(sequences: Sequences, shape: Shape, workers: Workers) -> Step:
     windows = task.windows(np.random.default_rng(0))
 
     def step(size: Size, rows: NDArray[np.int64], number: int) -> Done:
-        batches.FOR_TRAINING = size
         masks = torch.Generator().manual_seed(number)
-        batch = batches.make_batch(task, windows, rows, shape.n_items, masks)
+        batch = batches.make_batch(task, windows, rows, shape.n_items, masks, size)
         gradients.add(batch, seed=number)
         optimizer.step(config.training.learning_rate)
         n_all = sum(piece.tokens.numel() for piece in batch.pieces)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bert4rec.config import ModelConfig
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.evaluation.evaluate import evaluate
@@ -17,6 +17,7 @@ from bert4rec.models.markov import PRIOR, MarkovChain
 from bert4rec.models.popularity import Popularity
 
 N_ITEMS, PAD = 5, 5
+CONFIG = Config()
 HISTORIES = [[0, 1, 2], [0, 1, 3], [1, 2], [0], [0, 3]]
 
 
@@ -32,7 +33,7 @@ def scores_after(model: Popularity | MarkovChain, *histories: list[int]) -> torc
 
 
 def test_popularity_is_the_log_of_the_training_count_whatever_the_history() -> None:
-    model = Popularity.fit(spans(HISTORIES), N_ITEMS)
+    model = Popularity.fit(spans(HISTORIES), N_ITEMS, CONFIG)
     scores = scores_after(model, [0, 1], [4, PAD])
     assert scores.dtype == torch.float32
     np.testing.assert_allclose(scores.exp().numpy(), [[4, 3, 2, 2, 0.5]] * 2, rtol=1e-6)
@@ -41,7 +42,7 @@ def test_popularity_is_the_log_of_the_training_count_whatever_the_history() -> N
 
 
 def test_markov_probabilities_equal_those_worked_by_hand() -> None:
-    model = MarkovChain.fit(spans(HISTORIES), N_ITEMS)
+    model = MarkovChain.fit(spans(HISTORIES), N_ITEMS, CONFIG)
     share = np.array([4, 3, 2, 2, 0.5]) / 11.5
     after_0 = (np.array([0, 2, 0, 1, 0]) + PRIOR * share) / (3 + PRIOR)
     after_1 = (np.array([0, 0, 2, 1, 0]) + PRIOR * share) / (3 + PRIOR)
@@ -54,7 +55,7 @@ def test_markov_probabilities_equal_those_worked_by_hand() -> None:
 def test_markov_probabilities_sum_to_one_and_back_off_stays_below_what_was_observed() -> None:
     generator = np.random.default_rng(0)
     histories = [(generator.zipf(1.3, 40) % 30).tolist() for _ in range(50)]
-    model = MarkovChain.fit(spans(histories), 30)
+    model = MarkovChain.fit(spans(histories), 30, CONFIG)
     observed = {pair for history in histories for pair in pairwise(history)}
     scores = scores_after(model, *([item] for item in range(30)))
     np.testing.assert_allclose(scores.exp().sum(1).numpy(), 1, rtol=1e-5)
@@ -65,7 +66,7 @@ def test_markov_probabilities_sum_to_one_and_back_off_stays_below_what_was_obser
 
 
 def test_padding_side_and_earlier_items_do_not_change_the_chain() -> None:
-    model = MarkovChain.fit(spans(HISTORIES), N_ITEMS)
+    model = MarkovChain.fit(spans(HISTORIES), N_ITEMS, CONFIG)
     scores = scores_after(model, [3, 1, PAD, PAD], [PAD, PAD, 3, 1], [2, 2, 0, 1], [1, *[PAD] * 3])
     for row in scores:
         assert torch.equal(row, scores[0])
@@ -76,8 +77,8 @@ def test_padding_side_and_earlier_items_do_not_change_the_chain() -> None:
 def test_an_empty_history_gets_popularity(length: int) -> None:
     empty = torch.full((2, length), PAD)
     users = torch.zeros(2, dtype=torch.int64)
-    chain = MarkovChain.fit(spans(HISTORIES), N_ITEMS).score(users, empty)
-    counts = Popularity.fit(spans(HISTORIES), N_ITEMS).score(users, empty)
+    chain = MarkovChain.fit(spans(HISTORIES), N_ITEMS, CONFIG).score(users, empty)
+    counts = Popularity.fit(spans(HISTORIES), N_ITEMS, CONFIG).score(users, empty)
     np.testing.assert_allclose(chain.numpy(), counts.log_softmax(1).numpy(), rtol=1e-6)
 
 
@@ -85,7 +86,7 @@ def test_an_empty_history_gets_popularity(length: int) -> None:
 def test_saved_and_loaded_scores_are_equal(
     kind: type[Popularity] | type[MarkovChain], tmp_path: Path
 ) -> None:
-    model = kind.fit(spans(HISTORIES), N_ITEMS)
+    model = kind.fit(spans(HISTORIES), N_ITEMS, CONFIG)
     save_file(model.state(), tmp_path / "model.safetensors")
     again = kind.restore(load_file(tmp_path / "model.safetensors"), ModelConfig(), N_ITEMS)
     assert again.n_items == N_ITEMS
@@ -95,7 +96,7 @@ def test_saved_and_loaded_scores_are_equal(
 
 def test_a_cycle_is_known_to_the_chain() -> None:
     cycle = [0, 1, 2, 3, 4] * 3
-    model = MarkovChain.fit(spans([cycle]), N_ITEMS)
+    model = MarkovChain.fit(spans([cycle]), N_ITEMS, CONFIG)
     scores = scores_after(model, *([item] for item in range(5)))
     assert scores.argmax(1).tolist() == [1, 2, 3, 4, 0]
 
@@ -111,7 +112,7 @@ def test_popularity_on_ml_1m_reproduces_the_papers_table(shared_data: Path) -> N
     vocabulary = Vocabulary([str(item) for item in items], np.bincount(tokens))
     split = leave_one_out(Sequences(tokens, offsets, vocabulary, [str(user) for user in users]))
     found = evaluate(
-        Popularity.fit(split.train, split.n_items),
+        Popularity.fit(split.train, split.n_items, CONFIG),
         split.test,
         train_counts=split.train_counts,
         protocols=("popularity",),

@@ -7,23 +7,23 @@ import torch.nn.functional as F
 from toys import random_histories, small_config
 
 from bert4rec.config import Config
-from bert4rec.data.pieces import Size
+from bert4rec.data.pieces import FOR_TRAINING, Size
 from bert4rec.data.splits import leave_one_out
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.parallel import Workers
-from bert4rec.training import batches
 from bert4rec.training.batches import Batch, cloze_task, make_batch
 from bert4rec.training.gradients import Gradients, clip_gradient, share_out
 from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
 
 
-def some_batch(config: Config, n_users: int = 120) -> tuple[Batch, int]:
+def some_batch(config: Config, n_users: int = 120, size: Size = FOR_TRAINING) -> tuple[Batch, int]:
     split = leave_one_out(random_histories(0, n_users=n_users))
     task = cloze_task(split.train, split.n_items, config)
     windows = task.windows(np.random.default_rng(0))
     rows = np.arange(len(windows))
-    batch = make_batch(task, windows, rows, split.n_items, torch.Generator().manual_seed(0))
+    masks = torch.Generator().manual_seed(0)
+    batch = make_batch(task, windows, rows, split.n_items, masks, size)
     return batch, split.n_items
 
 
@@ -37,12 +37,9 @@ def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, see
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
-def test_the_gradient_is_that_of_the_whole_batch(
-    n_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "FOR_TRAINING", Size(200, 20))  # many pieces
+def test_the_gradient_is_that_of_the_whole_batch(n_workers: int) -> None:
     config = small_config("dropout=0", "mask_ratio=0.4")
-    batch, n_items = some_batch(config)
+    batch, n_items = some_batch(config, size=Size(200, 20))  # many pieces
     assert len(batch.pieces) > 3
     model, value = gradients_on(n_workers, config, batch, n_items)
     torch.manual_seed(1)

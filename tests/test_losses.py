@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bert4rec.config import TrainingConfig, load_config
+from bert4rec.models.output import Products
 from bert4rec.training import full_softmax, losses
 from bert4rec.training.losses import CrossEntropy, Loss, Negatives, gbce_beta, make_loss
 
@@ -30,7 +31,7 @@ class Case:
         self.weight.grad = self.bias.grad = None
         generator = torch.Generator().manual_seed(seed)
         value, grad_h = loss(
-            self.h, self.weight, self.bias, self.targets, share=0.5, generator=generator
+            self.h, Products(self.weight, self.bias), self.targets, share=0.5, generator=generator
         )
         assert self.weight.grad is not None
         assert self.bias.grad is not None
@@ -85,7 +86,11 @@ def test_gradients_are_added_to_what_is_there() -> None:
     case = Case(5, 50)
     once = case.gradients(CrossEntropy())
     value, _ = CrossEntropy()(
-        case.h, case.weight, case.bias, case.targets, share=0.5, generator=torch.Generator()
+        case.h,
+        Products(case.weight, case.bias),
+        case.targets,
+        share=0.5,
+        generator=torch.Generator(),
     )
     assert case.weight.grad is not None
     assert value == once[0]

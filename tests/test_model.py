@@ -98,7 +98,7 @@ def test_forward_pass_equals_the_papers_equations() -> None:
     asked = h[2] @ model.head.weight.T + model.head.bias
     asked = model.head_norm(asked * 0.5 * (1 + torch.erf(asked / 2**0.5)))
     expected = asked @ model.items.weight[:5].T + model.output_bias
-    hidden = model.asked(tokens[None], torch.tensor([2]))
+    hidden = model.asked(tokens[None], torch.tensor([2]), USERS)
     weight, bias = model.output()
     torch.testing.assert_close(hidden[0] @ weight[:5].T + bias, expected)
 
@@ -109,7 +109,7 @@ def test_the_heads_layer_norm_can_be_left_out() -> None:
     tokens, at = torch.tensor([[1, 6]]), torch.tensor([1])
     hidden = model.hidden(tokens)[0, 1]
     expected = torch.nn.functional.gelu(hidden @ model.head.weight.T + model.head.bias)
-    torch.testing.assert_close(model.asked(tokens, at)[0], expected)
+    torch.testing.assert_close(model.asked(tokens, at, USERS)[0], expected)
     assert "head_norm.weight" not in model.state()
 
 

@@ -45,7 +45,7 @@ class DataConfig(Settings):
 
 
 class ModelConfig(Settings):
-    name: str = Field("bert4rec", description="which model: bert4rec, popularity or markov")
+    name: str = Field("bert4rec", description="which model; `bert4rec models` lists them")
     dim: Positive = Field(64, description="width of the item vectors and of every layer")
     heads: Positive = Field(2, description="attention heads a layer; must divide dim")
     layers: Positive = Field(2, description="Transformer blocks")
@@ -61,6 +61,10 @@ class ModelConfig(Settings):
     head_norm: bool = Field(
         True, description="LayerNorm after the output head's GELU, as in the authors' code"
     )
+    neighbours: Positive = Field(100, description="item-knn: how many similar items an item has")
+    similarity: Literal["cosine", "tfidf", "bm25"] = Field(
+        "cosine", description="item-knn: how the users of two items are compared"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_dim(self) -> Self:
@@ -73,6 +77,9 @@ class TrainingConfig(Settings):
     seed: Count = Field(0, description="fixes everything that is random, data order included")
     batch_size: Positive = Field(128, description="sequences a step")
     epochs: Positive = Field(200, description="most passes over the training sequences")
+    minutes: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="stop at the end of the epoch in which this much training time is over"
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         1e-3, description="the highest one, after the warm-up; it decays linearly to zero"
     )
@@ -97,16 +104,19 @@ class TrainingConfig(Settings):
     )
     gbce_calibration: Share = Field(0.75, description="t of gbce: 0 is bce, 1 fully calibrated")
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="rho: the share of items hidden behind [MASK] in the Cloze task"
+        0.2, description="rho: the share of items that is hidden in the Cloze task"
     )
     max_masked: Positive | None = Field(
-        None, description="hide at most this many items a sequence, as the authors' code does"
+        None, description="ask about at most this many items a sequence; in the Cloze task, hide"
+    )
+    n_targets: Positive = Field(
+        1, description="of the next-item task: how many following items are asked about"
     )
     replacement: Literal["mask", "80/10/10"] = Field(
         "mask", description="what stands in for a hidden item: always [MASK], or BERT's mixture"
     )
     last_item_share: Share = Field(
-        0.1, description="share of the sequences in which only the last item is hidden"
+        0.1, description="share of the sequences in which only the last item is hidden (Cloze task)"
     )
     window_step: Annotated[float, Field(gt=0, le=1)] | None = Field(
         0.5,
@@ -139,7 +149,10 @@ class TrainingConfig(Settings):
 
 
 class SecondStageConfig(Settings):
-    """Masks only the end, over random prefixes: what the model is asked when it recommends."""
+    """Masks only the end, over random prefixes: what the model is asked when it recommends.
+
+    For models of the Cloze task; the others are asked so from the start.
+    """
 
     epochs: Count = Field(60, description="most passes of the last-item stage; 0 leaves it out")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-4, description="as in training")

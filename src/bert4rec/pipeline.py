@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from bert4rec.data.splits import SPLITS, Questions, Split
 from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
-from bert4rec.models import COUNTED, LEARNED, MODELS, Model
+from bert4rec.models import FITTED, LEARNED, MODELS, Model
 from bert4rec.recommender import Recommender
 from bert4rec.training.checkpoint import delete_checkpoints, has_checkpoint
 from bert4rec.training.hardware import choose_hardware
@@ -30,6 +31,7 @@ from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
 
 OnProgress = Callable[[int, int], None]
+BASELINES = ("popularity", "markov")  # what every training is held against
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ def train_recommender(
     resume: bool = False,
     overwrite: bool = False,
     tensorboard: bool = False,
+    baselines: bool = True,
     console: Console | None = None,
     on_evaluation: OnProgress | None = None,
 ) -> Outcome:
-    """Train, evaluate on the test items beside popularity and a Markov chain, and save to `out`."""
+    """Train, evaluate on the test items and save to `out`; `baselines` are evaluated beside it."""
     out = Path(out)
     if config.model.name not in MODELS:
         raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
@@ -63,14 +66,14 @@ def train_recommender(
     evaluation = evaluate_questions(model, split.test, split, config, on_evaluation)
     (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
     save_evaluation(evaluation, sequences, out)
-    baselines = {}
-    for name in COUNTED.keys() - {config.model.name}:
-        baseline = COUNTED[name].fit(split.train, split.n_items)
-        baselines[name] = evaluate_questions(baseline, split.test, split, config)
-        save_evaluation(baselines[name], sequences, out / "baselines" / name)
+    rivals = {}
+    for name in set(BASELINES if baselines else ()) - {config.model.name}:
+        baseline = FITTED[name].fit(split.train, split.n_items, config)
+        rivals[name] = evaluate_questions(baseline, split.test, split, config)
+        save_evaluation(rivals[name], sequences, out / "baselines" / name)
     recommender.save(out)
     delete_checkpoints(out)
-    return Outcome(recommender, evaluation, dict(sorted(baselines.items())))
+    return Outcome(recommender, evaluation, dict(sorted(rivals.items())))
 
 
 def evaluate_questions(
@@ -114,14 +117,18 @@ def _fit(
     tensorboard: bool,
     console: Console | None,
 ) -> tuple[Model, dict[str, Any]]:
-    if config.model.name in COUNTED:
-        return COUNTED[config.model.name].fit(split.train, split.n_items), {}
+    if config.model.name in FITTED:
+        started = time.monotonic()
+        fitted = FITTED[config.model.name].fit(split.train, split.n_items, config)
+        n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
+        seconds = round(time.monotonic() - started, 1)
+        return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
     longest = int(split.train.lengths.max())
     plan = check_memory(config, split.n_items, longest, available_memory())
     hardware = choose_hardware(config.training)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.training.seed)
-    model = LEARNED[config.model.name](split.n_items, config.model)
+    model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
     identity = {"config": config.model_dump(mode="json"), "data": sequences.fingerprint}
     if not resume:
         delete_checkpoints(out)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from bert4rec.config import ModelConfig
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned
 from bert4rec.models.markov import MarkovChain
 from bert4rec.models.popularity import Popularity
+from bert4rec.models.sasrec import SASRec
 
 
 class Model(Protocol):
@@ -20,6 +22,7 @@ class Model(Protocol):
     """
 
     n_items: int
+    needs_known_user: ClassVar[bool]  # whether a history alone, of user -1, tells it nothing
 
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B,) user rows, (B, L) tokens padded with `n_items` → (B, V) scores, higher is better."""
@@ -33,13 +36,13 @@ class Model(Protocol):
     def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self: ...
 
 
-class CountedModel(Model, Protocol):
-    """A model that is ready after one pass of counting; training has nothing to do."""
+class FittedModel(Model, Protocol):
+    """A model that fits itself in one call; the training loop has nothing to do."""
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int) -> Self: ...
+    def fit(cls, train: Spans, n_items: int, config: Config) -> Self: ...
 
 
-COUNTED: dict[str, type[CountedModel]] = {"popularity": Popularity, "markov": MarkovChain}
-LEARNED: dict[str, type[BERT4Rec]] = {"bert4rec": BERT4Rec}
-MODELS: dict[str, type[Model]] = {**COUNTED, **LEARNED}
+FITTED: dict[str, type[FittedModel]] = {"popularity": Popularity, "markov": MarkovChain}
+LEARNED: dict[str, type[Learned]] = {"bert4rec": BERT4Rec, "sasrec": SASRec}
+MODELS: dict[str, type[Model]] = {**FITTED, **LEARNED}

@@ -5,7 +5,7 @@ Shapes: `B` histories, `L` positions, `V` items, `N` distinct transitions seen i
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bert4rec.config import ModelConfig
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 
 # Weight of the popularity prior, in transitions. Below 1, an item never seen after the last one
@@ -28,6 +28,8 @@ class MarkovChain:
     `columns[offsets[i]:offsets[i + 1]]`. Row `V` is PAD's and is empty, so an empty history needs
     no special case: it gets the popularity itself.
     """
+
+    needs_known_user: ClassVar[bool] = False
 
     def __init__(
         self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor
@@ -45,7 +47,7 @@ class MarkovChain:
         self._n_out = running[offsets[1:]] - running[offsets[:-1]]  # (V + 1,)
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int) -> Self:
+    def fit(cls, train: Spans, n_items: int, config: Config) -> Self:
         at = _positions(train)
         items = np.asarray(train.tokens[at], dtype=np.int64)
         follows = np.ones(len(items) + 1, dtype=np.bool_)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bert4rec.config import ModelConfig
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 
 
@@ -18,12 +18,14 @@ class Popularity:
     So its softmax is the item's share of all interactions. An item that never occurs counts half.
     """
 
+    needs_known_user: ClassVar[bool] = False
+
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts.to(torch.int64)  # (V,)
         self.n_items = len(counts)
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int) -> Self:
+    def fit(cls, train: Spans, n_items: int, config: Config) -> Self:
         tokens = np.concatenate([train[i] for i in range(len(train))])
         return cls(torch.from_numpy(np.bincount(tokens, minlength=n_items)))
 

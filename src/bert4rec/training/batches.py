@@ -1,31 +1,36 @@
-"""Batches of training questions: windows of histories with some items hidden behind `[MASK]`.
+"""Batches of training questions: windows of histories, and the items that are asked about.
 
 Every random choice comes from a generator that the caller seeds by (seed, stage, epoch or step), so
 that step 1,000 draws the same numbers whether or not the run was interrupted before it.
 
-Shapes: B batch, L length, M asked positions of a batch.
+Shapes: B batch, L length, T targets of a position, M questions of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bert4rec.config import Config
-from bert4rec.data.pieces import FOR_TRAINING, like_lengths
+from bert4rec.data.pieces import FOR_TRAINING, Size, like_lengths
 from bert4rec.data.splits import Spans
+from bert4rec.models.learned import TaskName
+
+IGNORE = -100  # in the place of a target: nothing is asked here
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     tokens: Tensor  # (B, L) what the model sees, padded at the end
     at: Tensor  # (M,) flat positions of `tokens` that are asked, in order
-    targets: Tensor  # (M,) the items that really stood there
+    users: Tensor  # (B,) rows
+    targets: Tensor  # (M,) the items that are the right answers
 
 
 @dataclass(frozen=True)
@@ -37,17 +42,19 @@ class Batch:
 
 @dataclass(frozen=True)
 class Task:
-    """What a stage asks: which windows an epoch has, and which of their items are hidden."""
+    """What a stage asks: which windows an epoch has, and which questions a window."""
 
     windows: Callable[[np.random.Generator], Spans]
-    hide: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]  # → inputs, hidden
+    # (B, L + 1 or L) → inputs (B, L), and targets (B, L, T) that are IGNORE where nothing is asked
+    ask: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
 def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
+    """Fill in what is hidden behind `[MASK]`, from both sides."""
     settings = config.training
     windows = sliding_windows(train, config.model.max_len, settings.window_step)
 
-    def hide(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         hidden = cloze(
             sequences,
             pad=n_items,
@@ -59,9 +66,50 @@ def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
         inputs = sequences.masked_fill(hidden, n_items + 1)
         if settings.replacement == "80/10/10":
             inputs = mixed_replacement(inputs, sequences, hidden, n_items, generator)
-        return inputs, hidden
+        return inputs, sequences.masked_fill(~hidden, IGNORE)[:, :, None]
 
-    return Task(lambda _: windows, hide)
+    return Task(lambda _: windows, ask)
+
+
+def next_item_task(train: Spans, n_items: int, config: Config) -> Task:
+    """After each item of a window: what comes next, or which items do, up to `n_targets`."""
+    settings = config.training
+    long_enough = train.take(np.flatnonzero(train.lengths >= 2))
+    windows = sliding_windows(long_enough, config.model.max_len + 1, settings.window_step)
+
+    def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        inputs = sequences[:, :-1]
+        targets = F.pad(sequences[:, 1:], (0, settings.n_targets - 1), value=n_items)
+        targets = targets.unfold(1, settings.n_targets, 1)  # (B, L, T)
+        targets = targets.masked_fill(targets == n_items, IGNORE)
+        if settings.max_masked is not None:
+            is_asked = some_of(targets[:, :, 0] != IGNORE, settings.max_masked, generator)
+            targets = targets.masked_fill(~is_asked[:, :, None], IGNORE)
+        return inputs, targets
+
+    return Task(lambda _: windows, ask)
+
+
+def reconstruction_task(train: Spans, n_items: int, config: Config) -> Task:
+    """Every item of a window, from the window with some items hidden (a denoising autoencoder)."""
+    settings = config.training
+    windows = sliding_windows(train, config.model.max_len, settings.window_step)
+
+    def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        real = sequences != n_items
+        hidden = (torch.rand(sequences.shape, generator=generator) < settings.mask_ratio) & real
+        return sequences.masked_fill(hidden, n_items), sequences.masked_fill(~real, IGNORE)[
+            ..., None
+        ]
+
+    return Task(lambda _: windows, ask)
+
+
+TASKS: dict[TaskName, Callable[[Spans, int, Config], Task]] = {
+    "cloze": cloze_task,
+    "next-item": next_item_task,
+    "reconstruction": reconstruction_task,
+}
 
 
 def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
@@ -72,11 +120,12 @@ def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
             long_enough, config.model.max_len, config.second_stage.prefix_share, generator
         )
 
-    def hide(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         hidden = last_item(sequences, pad=n_items)
-        return sequences.masked_fill(hidden, n_items + 1), hidden
+        inputs = sequences.masked_fill(hidden, n_items + 1)
+        return inputs, sequences.masked_fill(~hidden, IGNORE)[:, :, None]
 
-    return Task(windows, hide)
+    return Task(windows, ask)
 
 
 def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Spans:
@@ -134,6 +183,12 @@ def cloze(
     return hidden
 
 
+def some_of(asked: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """At most `n` of the true places of each row, (B, L), drawn without preference."""
+    keys = torch.rand(asked.shape, generator=generator).masked_fill(~asked, 2.0)
+    return (keys.argsort(1).argsort(1) < n) & asked
+
+
 def last_item(sequences: Tensor, *, pad: int) -> Tensor:
     """Hide the end only, (B, L): what the model is asked when it recommends."""
     real = sequences != pad
@@ -163,16 +218,23 @@ def epoch_order(
 
 
 def make_batch(
-    task: Task, windows: Spans, rows: NDArray[np.int64], pad: int, generator: torch.Generator
+    task: Task,
+    windows: Spans,
+    rows: NDArray[np.int64],
+    pad: int,
+    generator: torch.Generator,
+    size: Size = FOR_TRAINING,
 ) -> Batch:
     rows = rows[np.argsort(-windows.lengths[rows], kind="stable")]
-    lengths = windows.lengths[rows]
     sequences = torch.from_numpy(windows.padded(rows, pad))
-    inputs, hidden = task.hide(sequences, generator)
+    inputs, targets = task.ask(sequences, generator)
+    lengths = windows.lengths[rows] - (sequences.shape[1] - inputs.shape[1])
+    users = torch.from_numpy(windows.users[rows])
     pieces = []
-    for piece in like_lengths(lengths, FOR_TRAINING):
+    for piece in like_lengths(lengths, size):
         part = (piece, slice(0, int(lengths[piece.start])))
-        at = hidden[part].flatten().nonzero()[:, 0]
-        targets = sequences[part].flatten()[at]
-        pieces.append(Piece(inputs[part].contiguous(), at, targets))
+        answers = targets[part].flatten()
+        asked = (answers != IGNORE).nonzero()[:, 0]
+        at = asked // targets.shape[2]
+        pieces.append(Piece(inputs[part].contiguous(), at, users[piece], answers[asked]))
     return Batch(pieces, len(rows), sum(len(piece.at) for piece in pieces))

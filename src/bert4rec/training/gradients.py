@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.layers import ByteDropout, FeedForward
+from bert4rec.models.learned import Learned
+from bert4rec.models.table import Table
 from bert4rec.parallel import Workers
 from bert4rec.training.batches import Batch, Piece
 from bert4rec.training.hardware import Hardware
@@ -27,7 +28,7 @@ CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 class Gradients:
     def __init__(
         self,
-        model: BERT4Rec,
+        model: Learned,
         loss: Loss,
         workers: Workers,
         hardware: Hardware = CPU,
@@ -35,7 +36,8 @@ class Gradients:
         compiles: bool = False,
     ) -> None:
         self.loss, self.workers, self.hardware = loss, workers, hardware
-        model.items.sparse = loss.is_sparse
+        for table in _tables(model):
+            table.sparse = loss.is_sparse
         self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
         if compiles:  # copies only: the model itself stays as it is, to be scored and saved
@@ -47,8 +49,8 @@ class Gradients:
         if not loss.is_sparse:
             # Gradients that are added to in place, from the first step on.
             for each in {model, *self.models}:
-                for parameter in each.output():
-                    parameter.grad = torch.zeros_like(parameter)
+                for table in _tables(each):
+                    table.weight.grad = torch.zeros_like(table.weight)
         self.dropouts = [
             [module for module in each.modules() if isinstance(module, ByteDropout)]
             for each in self.models
@@ -84,17 +86,21 @@ class Gradients:
                 dropout.reuse_masks(None)
 
     def _piece(
-        self, model: BERT4Rec, piece: Piece, share: float, negatives: torch.Generator
+        self, model: Learned, piece: Piece, share: float, negatives: torch.Generator
     ) -> float:
         device = self.hardware.device
-        tokens, at, targets = (x.to(device) for x in (piece.tokens, piece.at, piece.targets))
+        tokens, at, users, targets = (x.to(device) for x in piece)
         with self.hardware.autocast():
-            h = model.asked(tokens, at).float()
+            h = model.asked(tokens, at, users).float()
         loss, grad_h = self.loss(
-            h.detach(), *model.output(), targets, share=share, generator=negatives
+            h.detach(), model.output(), targets, share=share, generator=negatives
         )
         h.backward(grad_h)  # type: ignore[no-untyped-call]
         return float(loss)
+
+
+def _tables(model: Learned) -> list[Table]:
+    return [module for module in model.modules() if isinstance(module, Table)]
 
 
 def share_out(pieces: list[Piece], n: int, n_items: int) -> list[list[Piece]]:
@@ -115,7 +121,7 @@ def _cost(piece: Piece, n_items: int) -> float:
     return 1000 + piece.tokens.numel() * (8 + 0.02 * length) + len(piece.at) * (8 + n_items / 180)
 
 
-def _sharing_weights(model: BERT4Rec) -> BERT4Rec:
+def _sharing_weights(model: Learned) -> Learned:
     """A copy whose parameters are the same memory, with gradients of their own."""
     memo = {id(each): nn.Parameter(each.detach()) for each in model.parameters()}
     return copy.deepcopy(model, memo)

@@ -19,12 +19,12 @@ from bert4rec.config import Config
 from bert4rec.data.splits import Questions, Spans, Split
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
-from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned, TaskName
 from bert4rec.parallel import Workers
 from bert4rec.training.batches import (
+    TASKS,
     Batch,
     Task,
-    cloze_task,
     epoch_order,
     last_item_task,
     make_batch,
@@ -56,13 +56,14 @@ class Interrupted(Exception):
     """Training was asked to stop; the checkpoint is saved and `--resume` goes on from it."""
 
 
-def stages_of(split: Split, config: Config) -> list[Stage]:
+def stages_of(split: Split, config: Config, name: TaskName = "cloze") -> list[Stage]:
+    """The model's own task, and for the Cloze task the last-item stage after it."""
     first, second = config.training, config.second_stage
-    cloze = cloze_task(split.train, split.n_items, config)
+    task = TASKS[name](split.train, split.n_items, config)
     stages = [
-        Stage("cloze", cloze, first.epochs, first.learning_rate, first.warmup_steps, first.patience)
+        Stage(name, task, first.epochs, first.learning_rate, first.warmup_steps, first.patience)
     ]
-    if second.epochs:
+    if name == "cloze" and second.epochs:
         task = last_item_task(split.train, split.n_items, config)
         stages.append(
             Stage(
@@ -78,7 +79,7 @@ def stages_of(split: Split, config: Config) -> list[Stage]:
 
 
 def train(
-    model: BERT4Rec,
+    model: Learned,
     split: Split,
     config: Config,
     run: Path,
@@ -109,7 +110,8 @@ def train(
             if number == trainer.progress.stage:
                 trainer.run_stage(stage)
     model.load_state_dict(trainer.best)
-    model.items.weight.grad = model.output_bias.grad = None
+    for parameter in model.parameters():
+        parameter.grad = None
     model.to("cpu")
     model.eval()
     return trainer.progress
@@ -120,7 +122,7 @@ class _Trainer:
 
     def __init__(
         self,
-        model: BERT4Rec,
+        model: Learned,
         split: Split,
         config: Config,
         run: Path,
@@ -134,7 +136,7 @@ class _Trainer:
         self.model, self.split, self.config = model, split, config
         self.run, self.display, self.identity = run, display, identity
         self.should_stop, self.workers, self.preparer = should_stop, workers, preparer
-        self.stages = stages_of(split, config)
+        self.stages = stages_of(split, config, model.task)
         self.questions = validation_sample(split, config)
         self.progress = Progress()
         self.best = _copy(model)
@@ -178,7 +180,7 @@ class _Trainer:
         if progress.stage > 0 and progress.step == 0:
             self.model.load_state_dict(self.best)  # from the best of the stage before, not its last
         has_patience_left = True
-        while progress.step < total and has_patience_left:
+        while progress.step < total and has_patience_left and not self._is_out_of_time():
             generator = np.random.default_rng([seed, progress.stage, progress.epoch])
             windows = stage.task.windows(generator)
             started = time.monotonic()
@@ -196,7 +198,8 @@ class _Trainer:
                 self._stop_or_save()
             progress.epoch += 1
             every = self.config.training.validate_every
-            if progress.epoch % every == 0 or progress.epoch == stage.epochs:
+            is_last = progress.epoch == stage.epochs or self._is_out_of_time()
+            if progress.epoch % every == 0 or is_last:
                 self._validate(stage, _learning_rate(stage, progress.step, total))
                 patience = stage.patience
                 has_patience_left = patience is None or progress.bad_validations < patience
@@ -217,7 +220,7 @@ class _Trainer:
         def make(numbered: tuple[int, NDArray[np.int64]]) -> Batch:
             step, rows = numbered
             masks = torch.Generator().manual_seed(self._seed(step))
-            return make_batch(task, windows, rows, self.model.pad, masks)
+            return make_batch(task, windows, rows, self.model.pad, masks, self.model.piece)
 
         rest = enumerate(order[self.progress.batch :], self.progress.step)
         return self.preparer.stream(make, rest, ahead=2)
@@ -268,6 +271,10 @@ class _Trainer:
         }
         progress.history.append(event)
         self.display.validated(event, is_best)
+
+    def _is_out_of_time(self) -> bool:
+        minutes = self.config.training.minutes
+        return minutes is not None and self.progress.seconds >= 60 * minutes
 
     def _stop_or_save(self) -> None:
         if self.should_stop():

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bert4rec.config import TrainingConfig
+from bert4rec.models.output import Output, Products
 from bert4rec.training.full_softmax import add_cross_entropy
 
 SHARED_FROM = 64
@@ -47,14 +48,13 @@ class Loss(Protocol):
     def __call__(
         self,
         h: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        output: Output,
         targets: Tensor,
         *,
         share: float,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
-        """(M, D), (≥V, D), (V,), (M,) → the loss, `share` times the sum over M, and (M, D)."""
+        """(M, D), …, (M,) → the loss, `share` times the sum over M, and the gradient (M, D)."""
         ...
 
 
@@ -67,23 +67,18 @@ class CrossEntropy:
     def __call__(
         self,
         h: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        output: Output,
         targets: Tensor,
         *,
         share: float,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
-        if h.device.type != "cpu":
+        if h.device.type != "cpu" or not isinstance(output, Products):
             return _by_autograd(
                 h,
-                lambda h: (
-                    share
-                    * F.cross_entropy(
-                        F.linear(h, weight[: len(bias)], bias), targets, reduction="sum"
-                    )
-                ),
+                lambda h: share * F.cross_entropy(output.all_scores(h), targets, reduction="sum"),
             )
+        weight, bias = output
         for parameter in (weight, bias):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -120,8 +115,7 @@ class Sampled:
     def __call__(
         self,
         h: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        output: Output,
         targets: Tensor,
         *,
         share: float,
@@ -135,24 +129,21 @@ class Sampled:
         for first in range(0, len(h), at_once):
             part = slice(first, first + at_once)
             loss, gradient = self._part(
-                h[part], weight, bias, targets[part], drawn if is_shared else drawn[part], share
+                h[part], output, targets[part], drawn if is_shared else drawn[part], share
             )
             losses.append(loss)
             gradients.append(gradient)
         return torch.stack(losses).sum(), torch.cat(gradients)
 
     def _part(
-        self, h: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, drawn: Tensor, share: float
+        self, h: Tensor, output: Output, targets: Tensor, drawn: Tensor, share: float
     ) -> tuple[Tensor, Tensor]:
         correction = self.negatives.log_expected(drawn, self.n_negatives) if self.log_q else 0.0
 
         def value(h: Tensor) -> Tensor:
-            vectors = F.embedding(drawn, weight, sparse=True)  # (1 or M, K, D)
-            is_shared = len(drawn) == 1
-            products = h @ vectors[0].T if is_shared else (vectors @ h[:, :, None])[:, :, 0]
-            scores = products + bias[drawn] - correction
+            scores = output.scores(h, drawn) - correction
             scores = scores.masked_fill(drawn == targets[:, None], -torch.inf)
-            return share * self.formula(_target_scores(h, weight, bias, targets), scores).sum()
+            return share * self.formula(output.scores(h, targets[:, None])[:, 0], scores).sum()
 
         return _by_autograd(h, value)
 
@@ -166,8 +157,7 @@ class InBatch:
     def __call__(
         self,
         h: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        output: Output,
         targets: Tensor,
         *,
         share: float,
@@ -177,9 +167,9 @@ class InBatch:
         is_own = targets[None] == targets[:, None]
 
         def value(h: Tensor) -> Tensor:
-            vectors = F.embedding(targets, weight, sparse=True)
-            scores = (h @ vectors.T + bias[targets] - correction).masked_fill(is_own, -torch.inf)
-            target_scores = (h * vectors).sum(1) + bias[targets]
+            scores = output.scores(h, targets[None])
+            target_scores = scores.diagonal()
+            scores = (scores - correction).masked_fill(is_own, -torch.inf)
             return share * _softmax(target_scores, scores).sum()
 
         return _by_autograd(h, value)
@@ -246,10 +236,6 @@ def make_loss(config: TrainingConfig, train_counts: NDArray[np.int64]) -> Loss:
         "bpr": _bpr,
     }
     return Sampled(formulas[config.loss], negatives, k, log_q=config.loss == "sampled-softmax")
-
-
-def _target_scores(h: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    return (h * F.embedding(targets, weight, sparse=True)).sum(1) + bias[targets]
 
 
 def _by_autograd(h: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

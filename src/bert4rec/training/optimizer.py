@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from bert4rec.config import TrainingConfig
-from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned
+from bert4rec.models.table import Table
 from bert4rec.training.gradients import clip_gradient
 
 
 class Optimizer:
-    def __init__(self, model: BERT4Rec, config: TrainingConfig, *, is_sparse: bool) -> None:
+    def __init__(self, model: Learned, config: TrainingConfig, *, is_sparse: bool) -> None:
         self.parameters = dict(model.named_parameters())
         self.clip_norm = config.clip_norm
-        rows = [model.items.weight] if is_sparse else []
+        tables = [module for module in model.modules() if isinstance(module, Table)]
+        rows = [table.weight for table in tables] if is_sparse else []
         dense = [p for p in model.parameters() if not any(p is row for row in rows)]
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [

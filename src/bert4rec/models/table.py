@@ -1,4 +1,4 @@
-"""The item vectors, read so that training does not pay for the rows that a batch leaves alone."""
+"""Vectors of items or users; training does not pay for the rows that a batch leaves alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class ItemEmbedding(nn.Embedding):
+class Table(nn.Embedding):
     """An embedding whose gradient is added in place.
 
     torch's own makes a matrix of zeros as large as the table for every batch, and adds it. Where

@@ -1,0 +1,90 @@
+"""What all models have in common that the training loop trains.
+
+Shapes: B batch, L length, D width, V items, M asked positions of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from bert4rec.config import ModelConfig
+from bert4rec.data.pieces import FOR_TRAINING, Size
+from bert4rec.models.histories import last_items
+from bert4rec.models.onednn import without_onednn
+from bert4rec.models.output import Output
+
+TaskName = Literal["cloze", "next-item", "reconstruction"]
+
+
+class Learned(nn.Module):
+    """A model that turns places of a history into vectors, and vectors into scores of items.
+
+    Training asks many places at once, and scoring the last one: both by `asked` and `output`.
+    A stranger is user -1. A model with user vectors leaves the user's part out for strangers, or
+    says that it `needs_known_user`.
+    """
+
+    task: ClassVar[TaskName]  # what it is trained on
+    needs_known_user: ClassVar[bool] = False  # whether a history alone tells it nothing
+    piece: ClassVar[Size] = FOR_TRAINING  # how much of a batch is computed at a time
+
+    def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
+        super().__init__()
+        self.n_items, self.n_users, self.max_len = n_items, n_users, config.max_len
+        self.pad = n_items
+
+    def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+        """(B, L) tokens padded at the end, (M,) flat positions in row order, (B,) → (M, D).
+
+        A model of the task `next-item` reads nothing behind an asked position.
+        """
+        raise NotImplementedError
+
+    def output(self) -> Output:
+        raise NotImplementedError
+
+    @without_onednn()
+    @torch.inference_mode()
+    def score(self, users: Tensor, history: Tensor) -> Tensor:
+        """(B,), (B, L) histories, padded on either side → (B, V) scores of what comes next."""
+        self._stop_training()
+        device = next(self.parameters()).device
+        tokens, at = self.question(history.to(device))
+        return self.output().all_scores(self.asked(tokens, at, users.to(device)))
+
+    def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens that are read of each history, and the flat position that is asked."""
+        return last_items(history, pad=self.pad, n=self.max_len)
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+        n_users = len(tensors["users.weight"]) if "users.weight" in tensors else 0
+        model = cls(n_items, config, n_users)
+        model.load_state_dict(tensors)
+        return model.eval()
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
+    def _stop_training(self) -> None:
+        """`eval()` for several threads: the parts come first, so that none sees it half done."""
+        if self.training:
+            for module in reversed(list(self.modules())):
+                module.training = False
+
+
+def known_users(table: nn.Embedding, users: Tensor) -> Tensor:
+    """(B,) rows → (B, D) their vectors, and zeros for strangers: their part is left out."""
+    vectors: Tensor = table(users.clamp(min=0))
+    return vectors * (users >= 0)[:, None]
+
+
+def initialise(module: nn.Module) -> None:
+    """Truncated normal of 0.02 for weights, zero for biases, as in the paper of BERT4Rec."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
