@@ -11,6 +11,7 @@ from bert4rec.data.pieces import FOR_TRAINING, Size
 from bert4rec.data.splits import leave_one_out
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.parallel import Workers
+from bert4rec.training import losses
 from bert4rec.training.batches import Batch, cloze_task, make_batch
 from bert4rec.training.gradients import Gradients, clip_gradient, share_out
 from bert4rec.training.losses import make_loss
@@ -71,7 +72,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_other_dropout() -> No
         assert torch.equal(a.grad, b.grad)
 
 
-def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows() -> None:
+def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(losses, "SPARSE_FROM", 0)
     config = small_config("loss=sampled-softmax", "n_negatives=4", "dropout=0")
     batch, n_items = some_batch(config, n_users=3)
     model, _ = gradients_on(2, config, batch, n_items)

@@ -11,10 +11,13 @@ from torch import nn
 from bert4rec.config import TrainingConfig, load_config
 from bert4rec.models.output import Products
 from bert4rec.training import full_softmax, losses
-from bert4rec.training.losses import CrossEntropy, Loss, Negatives, gbce_beta, make_loss
+from bert4rec.training.formulas import gbce_beta
+from bert4rec.training.losses import CrossEntropy, Loss, make_loss
+from bert4rec.training.negatives import Negatives, by_popularity, random_groups
 
 DIM = 16
-SAMPLED = ["sampled-softmax", "in-batch", "bce", "gbce", "bpr"]
+OF_GRU4REC = ["top1", "top1-max", "bpr-max"]
+SAMPLED = ["sampled-softmax", "in-batch", "bce", "gbce", "bpr", *OF_GRU4REC]
 
 
 class Case:
@@ -120,44 +123,128 @@ def training(loss: str, **changes: object) -> TrainingConfig:
     return settings.model_copy(update={"loss": loss, **changes})
 
 
-@pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.parametrize("k", [3, 100])
-def test_sampled_gradients_are_those_of_the_formula(name: str, k: int) -> None:
-    """Against the definition, written out for one position at a time, with the same draws."""
-    case, n_items = Case(6, 40), 40
-    counts = np.arange(1, n_items + 1)
-    config = training(name, n_negatives=k, negatives="popularity")
+def of_one_position(
+    name: str, wanted: torch.Tensor, scores: torch.Tensor, expected: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """The definition of a loss: the target's score, those of K negatives, and K · their shares."""
+    if name in ("sampled-softmax", "in-batch"):
+        return torch.log(wanted.exp() + (scores.exp() / expected).sum()) - wanted
+    if name in ("bce", "gbce"):
+        return -beta * torch.sigmoid(wanted).log() - (1 - torch.sigmoid(scores)).log().sum()
+    if not len(scores):
+        return 0 * wanted
+    if name == "bpr":
+        return -torch.sigmoid(wanted - scores).log().mean()
+    hardness = scores.exp() / scores.exp().sum()
+    top1 = 1 / (1 + torch.exp(wanted - scores)) + 1 / (1 + torch.exp(-(scores**2)))
+    if name == "top1":
+        return top1.sum() / len(scores)
+    if name == "top1-max":
+        return (hardness * top1).sum()
+    assert name == "bpr-max"
+    ahead = 1 / (1 + torch.exp(scores - wanted))
+    return -torch.log((hardness * ahead).sum()) + 0.7 * (hardness * scores**2).sum()
+
+
+def assert_is_the_formula(
+    case: Case, config: TrainingConfig, counts: np.ndarray, items: list[torch.Tensor]
+) -> None:
+    """The loss of `config` is the definition for each position with its negatives `items`."""
     ours = case.gradients(make_loss(config, counts), seed=5)
     h = case.h.clone().requires_grad_()
     weight, bias = (p.detach().clone().requires_grad_() for p in (case.weight, case.bias))
-    share_of_item = torch.from_numpy((counts + 1e-3) / (counts + 1e-3).sum()).float()
-    is_shared = k >= losses.SHARED_FROM
-    drawn = Negatives(counts + 1e-3).draw(
-        (1 if is_shared else len(h), k), torch.Generator().manual_seed(5)
-    )
+    share_of_item = torch.from_numpy((counts + 1e-3) ** config.negatives_power).float()
+    share_of_item = share_of_item / share_of_item.sum()
     total = torch.zeros(())
     for i, target in enumerate(case.targets.tolist()):
-        if name == "in-batch":
-            items = case.targets
-            n = len(items) - 1
-        else:
-            items = drawn[0 if is_shared else i]
-            n = k
-        others = items[items != target]
+        others = items[i][items[i] != target]
         wanted = h[i] @ weight[target] + bias[target]
         scores = weight[others] @ h[i] + bias[others]
-        if name in ("sampled-softmax", "in-batch"):
-            estimate = (scores.exp() / (n * share_of_item[others])).sum()
-            total = total + torch.log(wanted.exp() + estimate) - wanted
-        elif name == "bpr":
-            total = total - torch.sigmoid(wanted - scores).log().mean()
-        else:
-            beta = gbce_beta(k, n_items, 0.75) if name == "gbce" else 1.0
-            total = total - beta * torch.sigmoid(wanted).log()
-            total = total - (1 - torch.sigmoid(scores)).log().sum()
+        beta = gbce_beta(config.n_negatives, len(counts), 0.75) if config.loss == "gbce" else 1.0
+        expected = len(items[i]) * share_of_item[others]
+        total = total + of_one_position(config.loss, wanted, scores, expected, beta)
     plain = (0.5 * total).detach(), *torch.autograd.grad(0.5 * total, (h, weight, bias))
     for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.isfinite().all()
         torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("k", [3, 100])
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_sampled_gradients_are_those_of_the_formula(name: str, k: int, power: float) -> None:
+    """Against the definition, written out for one position at a time, with the same draws."""
+    if name == "in-batch" and power != 1:
+        pytest.skip("draws nothing")
+    case, counts = Case(6, 40, size=0.5), np.arange(1, 41)
+    is_shared = k >= losses.SHARED_FROM
+    drawn = Negatives((counts + 1e-3) ** power).draw(
+        (1 if is_shared else 6, k), torch.Generator().manual_seed(5)
+    )
+    items = [drawn[0 if is_shared else i] for i in range(6)]
+    if name == "in-batch":
+        items = [torch.cat([case.targets[:i], case.targets[i + 1 :]]) for i in range(6)]
+    config = training(
+        name,
+        n_negatives=k,
+        negatives="popularity",
+        negatives_power=power,
+        bpr_max_penalty=0.7,
+    )
+    assert_is_the_formula(case, config, counts, items)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLED if name != "in-batch"])
+@pytest.mark.parametrize("k", [1, 3, 50])  # groups of two, of four with one filled up, of all
+@pytest.mark.parametrize("at_once", [2**22, 1])
+def test_negatives_of_the_batch_are_the_targets_of_others(
+    name: str, k: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "AT_ONCE", at_once)
+    n_asked, n_items = 10, 8  # some targets occur twice
+    case, counts = Case(n_asked, n_items, size=0.5), np.arange(1, n_items + 1)
+    groups = random_groups(n_asked, k, torch.Generator().manual_seed(5))
+    items: list[torch.Tensor] = [torch.empty(0)] * n_asked
+    for place, position in enumerate(groups.flatten()[:n_asked].tolist()):
+        group = groups[place // groups.shape[1]]
+        items[position] = case.targets[group[group != position]]
+    config = training(name, n_negatives=k, negatives="in-batch", bpr_max_penalty=0.7)
+    assert_is_the_formula(case, config, counts, items)
+
+
+def test_groups_hold_every_position_once_and_none_twice_in_a_group() -> None:
+    for n_asked, k in ((1, 5), (10, 3), (12, 3), (5, 9)):
+        groups = random_groups(n_asked, k, torch.Generator().manual_seed(1))
+        assert groups.shape[1] == min(k + 1, n_asked)
+        assert sorted(groups.flatten()[:n_asked].tolist()) == list(range(n_asked))
+        assert all(len(set(group)) == len(group) for group in groups.tolist())
+
+
+@pytest.mark.parametrize("name", ["bpr", *OF_GRU4REC])
+@pytest.mark.parametrize("negatives", ["uniform", "in-batch"])
+def test_a_position_whose_negatives_are_all_its_target_learns_nothing(
+    name: str, negatives: str
+) -> None:
+    case = Case(4, 1)  # one item: it is the target and every negative
+    config = training(name, n_negatives=3, negatives=negatives)
+    for each in case.gradients(make_loss(config, np.ones(1, dtype=np.int64))):
+        assert not each.any()  # and no NaN, which would be true
+
+
+@pytest.mark.parametrize("name", OF_GRU4REC)
+def test_extreme_scores_give_finite_gradients(name: str) -> None:
+    case = Case(6, 40, size=1000.0)
+    loss = make_loss(training(name, n_negatives=100), np.ones(40, dtype=np.int64))
+    assert all(each.isfinite().all() for each in case.gradients(loss))
+
+
+def test_the_power_leads_from_uniform_to_popularity() -> None:
+    counts = np.array([1, 4, 16])
+    items = torch.arange(3)
+    for power, expected in ((0.0, [1, 1, 1]), (0.5, [1, 2, 4]), (1.0, [1, 4, 16])):
+        shares = by_popularity(counts, power).log_expected(items, 1).exp()
+        wanted = torch.tensor(expected) / sum(expected)
+        torch.testing.assert_close(shares, wanted, atol=1e-3, rtol=0)
 
 
 def test_sampled_softmax_nears_the_full_one_as_negatives_grow() -> None:
@@ -189,8 +276,8 @@ def test_gbce_runs_from_bce_to_full_calibration() -> None:
 
 
 def test_sampled_gradients_leave_other_rows_alone() -> None:
-    case = Case(3, 10_000)
-    loss = make_loss(training("bce", n_negatives=2), np.ones(10_000, dtype=np.int64))
+    case = Case(3, 30_000)
+    loss = make_loss(training("bce", n_negatives=2), np.ones(30_000, dtype=np.int64))
     *_, weight, _ = case.gradients(loss)
     assert loss.is_sparse
     assert 3 <= int(weight.abs().sum(1).count_nonzero()) <= 9

@@ -44,13 +44,16 @@ def recommend_users(
     keep_freed_memory()
     excluded = recommender.excluded(allow, block)
     token_of = _tokens(sequences.vocabulary, recommender.vocabulary)
+    # Users of the data that the model was trained on are in the same rows, others are strangers.
+    is_known = sequences.fingerprint == recommender.about["data"]["fingerprint"]
     n_rows = 0
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
         with connect(str(Path(folder) / "rows.duckdb")) as database:
             database.execute(_table(sequences, recommender))
             for first in range(0, sequences.n_users, CHUNK):
                 last = min(first + CHUNK, sequences.n_users)
-                histories = _histories(sequences, first, last, token_of)
+                rows = np.arange(first, last) if is_known else np.full(last - first, -1)
+                histories = _histories(sequences, rows, first, token_of)
                 users = as_column(sequences.user_ids[first:last])
                 for ranking in recommender.rank(
                     histories, k, exclude_seen=exclude_seen, excluded=excluded
@@ -102,10 +105,13 @@ def _tokens(theirs: Vocabulary, ours: Vocabulary) -> NDArray[np.int32]:
     return np.array([-1 if token is None else token for token in known], dtype=np.int32)
 
 
-def _histories(sequences: Sequences, first: int, last: int, token_of: NDArray[np.int32]) -> Spans:
-    """The histories of some users in the model's tokens; items it does not know are left out."""
-    offsets = sequences.offsets[first : last + 1]
+def _histories(
+    sequences: Sequences, users: NDArray[np.int64], first: int, token_of: NDArray[np.int32]
+) -> Spans:
+    """The histories of `users`, from row `first` on, in the model's tokens; what it does not know
+    is left out."""
+    offsets = sequences.offsets[first : first + len(users) + 1]
     tokens = token_of[sequences.tokens[offsets[0] : offsets[-1]]]
     n_before = np.concatenate([[0], np.cumsum(tokens >= 0)])
     offsets = n_before[offsets - offsets[0]]
-    return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], np.full(last - first, -1))
+    return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], users)

@@ -47,6 +47,12 @@ class DataConfig(Settings):
 class ModelConfig(Settings):
     name: str = Field("bert4rec", description="which model; `bert4rec models` lists them")
     dim: Positive = Field(64, description="width of the item vectors and of every layer")
+    hidden: Positive | None = Field(
+        None, description="width of recurrent states (gru4rec, narm); none is dim"
+    )
+    tied_output: bool = Field(
+        False, description="gru4rec: score with the item vectors, not with a matrix of its own"
+    )
     heads: Positive = Field(2, description="attention heads a layer; must divide dim")
     layers: Positive = Field(2, description="Transformer blocks")
     max_len: Annotated[int, Field(ge=2)] = Field(
@@ -55,16 +61,31 @@ class ModelConfig(Settings):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.2, description="dropout of hidden layers"
     )
+    output_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="dropout of the last layer (gru4rec, narm); none is dropout"
+    )
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="dropout of attention probabilities (slow on a CPU: no fused kernel)"
     )
     head_norm: bool = Field(
         True, description="LayerNorm after the output head's GELU, as in the authors' code"
     )
+    positions: bool = Field(True, description="bert4rec: position embeddings")
+    feed_forward: bool = Field(True, description="bert4rec: the feed-forward half of every block")
+    layer_norm: bool = Field(True, description="bert4rec: LayerNorm in the blocks (Eq. 5)")
+    residual: bool = Field(True, description="bert4rec: residual connections in the blocks (Eq. 5)")
     neighbours: Positive = Field(100, description="item-knn: how many similar items an item has")
     similarity: Literal["cosine", "tfidf", "bm25"] = Field(
         "cosine", description="item-knn: how the users of two items are compared"
     )
+
+    window: Positive = Field(5, description="caser: how many of the last items are read")
+    horizontal_filters: Positive = Field(16, description="caser: filters of each height")
+    vertical_filters: Positive = Field(4, description="caser: weighted sums of the items read")
+
+    @property
+    def last_dropout(self) -> float:
+        return self.dropout if self.output_dropout is None else self.output_dropout
 
     @model_validator(mode="after")
     def _heads_divide_dim(self) -> Self:
@@ -90,17 +111,33 @@ class TrainingConfig(Settings):
     clip_norm: Annotated[float, Field(gt=0)] = Field(
         5.0, description="longest gradient; longer ones are scaled down to it"
     )
-    loss: Literal["cross-entropy", "sampled-softmax", "in-batch", "bce", "gbce", "bpr"] = Field(
-        "cross-entropy", description="what is minimised; all but the first draw negatives"
-    )
+    loss: Literal[
+        "cross-entropy",
+        "sampled-softmax",
+        "in-batch",
+        "bce",
+        "gbce",
+        "bpr",
+        "top1",
+        "top1-max",
+        "bpr-max",
+    ] = Field("cross-entropy", description="what is minimised; all but the first draw negatives")
     loss_memory_mb: Positive = Field(
         64, description="most memory a worker takes for logits of cross-entropy, in MiB"
     )
     n_negatives: Positive = Field(
         1024, description="negatives of a sampled loss; from 64 on, shared by a piece of the batch"
     )
-    negatives: Literal["uniform", "popularity"] = Field(
-        "uniform", description="how the negatives of a sampled loss are drawn"
+    negatives: Literal["uniform", "popularity", "in-batch"] = Field(
+        "uniform",
+        description="how the negatives of a sampled loss are drawn; in-batch takes the targets of "
+        "n_negatives other positions of the batch",
+    )
+    negatives_power: Share = Field(
+        1.0, description="popularity negatives come in proportion to popularity ** this"
+    )
+    bpr_max_penalty: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="weight of the squared scores of negatives in bpr-max"
     )
     gbce_calibration: Share = Field(0.75, description="t of gbce: 0 is bce, 1 fully calibrated")
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = Field(

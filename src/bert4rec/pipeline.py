@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -60,6 +61,7 @@ def train_recommender(
     _check_directory(out, resume, overwrite)
     split = SPLITS[config.data.split](sequences)
     _check_split(split)
+    _check_users(split, config.model.name)
     model, facts = _fit(split, sequences, config, out, resume, tensorboard, console)
     about = _about(sequences, config) | facts
     recommender = Recommender(model, sequences.vocabulary, config, about)
@@ -206,6 +208,19 @@ def _check_split(split: Split) -> None:
                 "and a global-time split users with actions in each period; use more data or "
                 "weaker filters"
             )
+
+
+def _check_users(split: Split, name: str) -> None:
+    if not MODELS[name].needs_known_user:
+        return
+    asked = np.union1d(split.validation.users, split.test.users)
+    n_strangers = int((~np.isin(asked, split.train.users)).sum())
+    if n_strangers:
+        raise ValueError(
+            f"{name} knows only the users that it was trained on, and {n_strangers:,} of those who "
+            "are asked about have nothing in the training part: use a model that reads "
+            "histories, or --set data.split=leave-one-out"
+        )
 
 
 def _about(sequences: Sequences, config: Config) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def rank_histories(
     """The `k` best items of every history, in order, some thousand histories at a time.
 
     `excluded` (V,) is true for items that nobody gets; `fallback` answers empty histories.
+    `histories.users` are rows of the training data, and -1 for strangers.
     """
     most_rows = max(1, SCORES_BYTES // (4 * model.n_items))
     n_best = min(k, model.n_items)
@@ -49,7 +50,7 @@ def rank_histories(
     def rank(rows: NDArray[np.int64]) -> Ranking:
         padded = torch.from_numpy(histories.padded(rows, model.n_items))
         answers = fallback if padded.shape[1] == 0 else model
-        scores = answers.score(torch.full((len(rows),), -1), padded)
+        scores = answers.score(torch.from_numpy(histories.users[rows]), padded)
         seen = None
         if exclude_seen:
             starts = torch.arange(0, scores.numel(), model.n_items)[:, None]

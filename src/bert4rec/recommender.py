@@ -25,6 +25,7 @@ from bert4rec.data.splits import Spans
 from bert4rec.durable import MANIFEST, new_file, verify_manifest, write_file, write_manifest
 from bert4rec.models import MODELS, Model
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned
 from bert4rec.models.popularity import Popularity
 from bert4rec.parallel import Workers
 from bert4rec.ranking import Ranking, best_items, rank_histories
@@ -92,6 +93,7 @@ class Recommender:
         block: Iterable[object] | None = None,
     ) -> Recommendations:
         """The `k` best next items for one history of raw ids, oldest first."""
+        self._check_knows_strangers()
         if isinstance(history, str | bytes):
             raise ValueError(f"history is {history!r}: pass a list of item ids, oldest first")
         _check_k(k)
@@ -114,6 +116,7 @@ class Recommender:
     ) -> Iterator[Recommendations]:
         """One answer a history, in order; some thousand are read and answered at a time."""
         _check_k(k)
+        self._check_knows_strangers()
         excluded = self.excluded(allow, block)
         source = iter(histories)
         while batch := [self.vocabulary.encode(each) for each in islice(source, AT_ONCE)]:
@@ -131,8 +134,13 @@ class Recommender:
         exclude_seen: bool = True,
         excluded: Tensor | None = None,
     ) -> Iterator[Ranking]:
-        """The same for histories of tokens, as arrays: the fastest way to answer for many."""
+        """The same for histories of tokens, as arrays: the fastest way to answer for many.
+
+        `histories.users` are rows of the training data, and -1 for strangers.
+        """
         _check_k(k)
+        if (histories.users < 0).any():
+            self._check_knows_strangers()
         return self._rank(histories, k, exclude_seen, excluded)
 
     def _rank(
@@ -153,7 +161,7 @@ class Recommender:
         """Items whose vectors point the same way; the score is the cosine."""
         _check_k(k)
         token = self._token_or_error(item)
-        vectors = torch.nn.functional.normalize(self._bert4rec("similar").item_vectors(), dim=1)
+        vectors = torch.nn.functional.normalize(self._item_vectors(), dim=1)
         cosines = vectors @ vectors[token]
         cosines[token] = -torch.inf
         best = cosines.topk(min(k, len(self.vocabulary) - 1))
@@ -164,6 +172,7 @@ class Recommender:
 
     def explain(self, history: Iterable[object], item: object) -> Explanation:
         """What each history item adds to `item`, by leaving it out, and where attention went."""
+        self._check_knows_strangers()
         token = self._token_or_error(item)
         known, _ = self.vocabulary.encode(history)
         read = known[-(self.config.model.max_len - 1) :]
@@ -226,10 +235,19 @@ class Recommender:
             raise ValueError(f"item {item!r} is not in the model's catalogue")
         return token
 
-    def _bert4rec(self, verb: str) -> BERT4Rec:
-        if not isinstance(self.model, BERT4Rec):
-            raise ValueError(f"{verb} needs item vectors, and {self.config.model.name} has none")
-        return self.model
+    def _item_vectors(self) -> Tensor:
+        vectors = self.model.item_vectors() if isinstance(self.model, Learned) else None
+        if vectors is None:
+            raise ValueError(f"similar needs item vectors, and {self.config.model.name} has none")
+        return vectors
+
+    def _check_knows_strangers(self) -> None:
+        if self.model.needs_known_user:
+            raise ValueError(
+                f"{self.config.model.name} knows only the users that it was trained on, and can "
+                "make nothing of a history: recommend for those with `--users all` (or "
+                "`recommend_users`), or train a model that reads histories, such as bert4rec"
+            )
 
     def save(self, directory: str | Path) -> None:
         """Write the model's files; the manifest comes last, so that half a model is refused."""

@@ -9,10 +9,19 @@ from torch import Tensor
 from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.bpr_mf import BPRMF
+from bert4rec.models.caser import Caser
+from bert4rec.models.cdae import CDAE
+from bert4rec.models.fpmc import FPMC
+from bert4rec.models.gru4rec import GRU4Rec
+from bert4rec.models.item_knn import ItemKNN
 from bert4rec.models.learned import Learned
 from bert4rec.models.markov import MarkovChain
+from bert4rec.models.narm import NARM
+from bert4rec.models.neumf import NeuMF
 from bert4rec.models.popularity import Popularity
 from bert4rec.models.sasrec import SASRec
+from bert4rec.models.stamp import STAMP
 
 
 class Model(Protocol):
@@ -43,6 +52,21 @@ class FittedModel(Model, Protocol):
     def fit(cls, train: Spans, n_items: int, config: Config) -> Self: ...
 
 
-FITTED: dict[str, type[FittedModel]] = {"popularity": Popularity, "markov": MarkovChain}
-LEARNED: dict[str, type[Learned]] = {"bert4rec": BERT4Rec, "sasrec": SASRec}
+FITTED: dict[str, type[FittedModel]] = {
+    "popularity": Popularity,
+    "markov": MarkovChain,
+    "item-knn": ItemKNN,
+    "bpr-mf": BPRMF,
+}
+LEARNED: dict[str, type[Learned]] = {
+    "bert4rec": BERT4Rec,
+    "sasrec": SASRec,
+    "fpmc": FPMC,
+    "neumf": NeuMF,
+    "caser": Caser,
+    "cdae": CDAE,
+    "gru4rec": GRU4Rec,
+    "narm": NARM,
+    "stamp": STAMP,
+}
 MODELS: dict[str, type[Model]] = {**FITTED, **LEARNED}

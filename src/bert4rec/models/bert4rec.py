@@ -1,4 +1,4 @@
-"""BERT4Rec (Sun et al., CIKM 2019).
+"""BERT4Rec (Sun et al., CIKM 2019): the bidirectional Transformer that fills in what is hidden.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -13,6 +13,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.models.histories import last_items
 from bert4rec.models.layers import Asked, Block, ByteDropout
 from bert4rec.models.learned import Learned, initialise
+from bert4rec.models.onednn import without_onednn
 from bert4rec.models.output import Products
 from bert4rec.models.table import Table
 
@@ -26,13 +27,19 @@ class BERT4Rec(Learned):
         super().__init__(n_items, config)
         self.mask = n_items + 1
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
-        self.positions = nn.Embedding(config.max_len, config.dim)
-        self.norm = nn.LayerNorm(
-            config.dim
-        )  # of the authors' code; the paper's figure leaves it out
+        self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None
+        self.norm = nn.LayerNorm(config.dim)  # of the authors' code; the paper leaves it out
         self.dropout = ByteDropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config.dim, config.heads, config.dropout, config.attention_dropout)
+            Block(
+                config.dim,
+                config.heads,
+                config.dropout,
+                config.attention_dropout,
+                has_feed_forward=config.feed_forward,
+                has_norm=config.layer_norm,
+                has_residual=config.residual,
+            )
             for _ in range(config.layers)
         )
         self.head = nn.Linear(config.dim, config.dim)
@@ -63,8 +70,10 @@ class BERT4Rec(Learned):
         return Products(self.items.weight, self.output_bias)
 
     def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        positions = self.positions.weight[: tokens.shape[1]]
-        x = self.dropout(self.norm(self.items(tokens) + positions))
+        x = self.items(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]]
+        x = self.dropout(self.norm(x))
         real = tokens != self.pad
         # Where nothing is padded the mask is left out: attention without one is faster.
         return x, None if bool(real.all()) else real[:, None, None, :]
@@ -73,18 +82,20 @@ class BERT4Rec(Learned):
         """The last `max_len - 1` items of each history, and a `[MASK]` put after them."""
         return last_items(history, pad=self.pad, n=self.max_len - 1, then=self.mask)
 
-    @torch.inference_mode()
     def attention(self, history: Tensor) -> Tensor:
         """(L,) one history of real items → (layers, heads, n, n) attention over it and `[MASK]`."""
+        return self.attentions(history[None])[:, 0]
+
+    @without_onednn()
+    @torch.inference_mode()
+    def attentions(self, histories: Tensor) -> Tensor:
+        """The same for (B, L) histories without padding → (layers, B, heads, n, n)."""
         self._stop_training()
-        tokens, _ = self.question(history[None])
+        tokens, _ = self.question(histories)
         x, visible = self._embed(tokens)
         weights = []
         for block in self.blocks:
             assert isinstance(block, Block)
-            weights.append(block.attention.weights(x, visible)[0])
+            weights.append(block.attention.weights(x, visible))
             x = block(x, visible)
         return torch.stack(weights)
-
-    def item_vectors(self) -> Tensor:
-        return self.items.weight[: self.n_items].detach()

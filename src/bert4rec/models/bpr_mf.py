@@ -6,17 +6,15 @@ the `implicit` library. Shapes: `B` questions, `U` user rows, `V` items, `D` fac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 from bert4rec.models.user_items import require_implicit, user_item_matrix
-
-if TYPE_CHECKING:
-    from bert4rec.config import Config, ModelConfig
 
 
 class BPRMF:

@@ -5,18 +5,16 @@ Shapes: `B` histories, `L` positions, `V` items, `N` pairs of an item and one of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
 from bert4rec.models.user_items import require_implicit, user_item_matrix
-
-if TYPE_CHECKING:
-    from bert4rec.config import Config, ModelConfig
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory of a call: long histories have many neighbours
 

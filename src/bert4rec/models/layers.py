@@ -177,23 +177,45 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """LN(x + Dropout(Attention(x))), then the same around the feed-forward net (Eq. 5)."""
+    """LN(x + Dropout(Attention(x))), then the same around the feed-forward net (Eq. 5).
 
-    def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
+    The norms, the sums and the feed-forward net can each be left out, for the paper's Table 5;
+    without the net the block ends after its first half.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        dropout: float,
+        attention_dropout: float,
+        *,
+        has_feed_forward: bool = True,
+        has_norm: bool = True,
+        has_residual: bool = True,
+    ) -> None:
         super().__init__()
+        self.has_residual = has_residual
+        self.is_whole = has_feed_forward and has_norm and has_residual
         self.attention = Attention(dim, heads, attention_dropout)
-        self.feed_forward = FeedForward(dim)
-        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.feed_forward = FeedForward(dim) if has_feed_forward else None
+        self.norm_1 = nn.LayerNorm(dim) if has_norm else nn.Identity()
+        self.norm_2 = nn.LayerNorm(dim) if has_norm and has_feed_forward else nn.Identity()
         self.dropout_1, self.dropout_2 = ByteDropout(dropout), ByteDropout(dropout)
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:  # (B, L, D), (B, 1, 1, L)
-        if len(x) == 1 and visible is None and not (self.training or torch.is_grad_enabled()):
+        is_watched = self.training or torch.is_grad_enabled()
+        if len(x) == 1 and visible is None and self.is_whole and not is_watched:
             return self._one(x)
         return self._rest(x, self.attention(x, visible))
 
     def _one(self, x: Tensor) -> Tensor:
         """The same for one history in one call: most of its time goes into calling operations."""
         attention, inner = self.attention, self.feed_forward
+        norm_1, norm_2 = self.norm_1, self.norm_2
+        assert inner is not None
+        assert isinstance(norm_1, nn.LayerNorm)
+        assert isinstance(norm_2, nn.LayerNorm)
         return torch._transformer_encoder_layer_fwd(  # what nn.TransformerEncoderLayer calls
             x,
             x.shape[-1],
@@ -204,11 +226,11 @@ class Block(nn.Module):
             attention.output.bias,
             True,  # GELU
             False,  # the norm comes after
-            self.norm_1.eps,
-            self.norm_1.weight,
-            self.norm_1.bias,
-            self.norm_2.weight,
-            self.norm_2.bias,
+            norm_1.eps,
+            norm_1.weight,
+            norm_1.bias,
+            norm_2.weight,
+            norm_2.bias,
             inner.inner.weight,
             inner.inner.bias,
             inner.output.weight,
@@ -221,6 +243,11 @@ class Block(nn.Module):
         return self._rest(read, self.attention.asked(x, read, visible, asked))
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
-        a = self.norm_1(self.dropout_1.added(x, attended))
-        out: Tensor = self.norm_2(self.dropout_2.added(a, self.feed_forward(a)))
+        a: Tensor = self.norm_1(self._joined(x, attended, self.dropout_1))
+        if self.feed_forward is None:
+            return a
+        out: Tensor = self.norm_2(self._joined(a, self.feed_forward(a), self.dropout_2))
         return out
+
+    def _joined(self, x: Tensor, change: Tensor, dropout: ByteDropout) -> Tensor:
+        return dropout.added(x, change) if self.has_residual else dropout(change)

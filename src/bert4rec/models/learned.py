@@ -15,6 +15,7 @@ from bert4rec.data.pieces import FOR_TRAINING, Size
 from bert4rec.models.histories import last_items
 from bert4rec.models.onednn import without_onednn
 from bert4rec.models.output import Output
+from bert4rec.models.table import Table
 
 TaskName = Literal["cloze", "next-item", "reconstruction"]
 
@@ -68,6 +69,11 @@ class Learned(nn.Module):
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
+    def item_vectors(self) -> Tensor | None:
+        """(V, D) vectors whose directions say which items are alike, of models that have such."""
+        items = getattr(self, "items", None)
+        return items.weight[: self.n_items].detach() if isinstance(items, Table) else None
 
     def _stop_training(self) -> None:
         """`eval()` for several threads: the parts come first, so that none sees it half done."""

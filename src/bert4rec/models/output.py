@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert4rec.models.table import rows_of
+
 
 class Output(Protocol):
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
@@ -32,7 +34,7 @@ class Products(NamedTuple):
     bias: Tensor  # (V,), zeros that are no parameter where a model has none
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
-        vectors = F.embedding(items, self.weight, sparse=True)  # (1 or M, K, D)
+        vectors = rows_of(self.weight, items, is_sparse=True)  # (1 or M, K, D)
         is_shared = len(items) == 1 and len(h) > 1
         products = h @ vectors[0].T if is_shared else (vectors @ h[:, :, None])[:, :, 0]
         return products + self.bias[items]

@@ -56,9 +56,6 @@ class SASRec(Learned):
         assert isinstance(self.no_bias, Tensor)
         return Products(self.items.weight, self.no_bias)
 
-    def item_vectors(self) -> Tensor:
-        return self.items.weight[: self.n_items].detach()
-
 
 class CausalBlock(nn.Module):
     """x = Q + Dropout(Attention(Q, x, x)) with Q = LN(x), then y = LN(x) + FFN(LN(x)) (Eq. 2–5).

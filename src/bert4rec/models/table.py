@@ -18,14 +18,18 @@ class Table(nn.Embedding):
     """
 
     def forward(self, tokens: Tensor) -> Tensor:
-        weight = self.weight
-        if not torch.is_grad_enabled():
-            return torch.embedding(weight, tokens)
-        adds_in_place = not self.sparse and weight.grad is not None and weight.is_leaf
-        if not adds_in_place:
-            return F.embedding(tokens, weight, sparse=self.sparse)
-        vectors: Tensor = _AddInPlace.apply(weight, tokens)  # type: ignore[no-untyped-call]
-        return vectors
+        return rows_of(self.weight, tokens, is_sparse=self.sparse)
+
+
+def rows_of(weight: Tensor, tokens: Tensor, *, is_sparse: bool) -> Tensor:
+    """The rows `tokens` of a parameter; their gradient is added in place where there is one."""
+    if not torch.is_grad_enabled():
+        return torch.embedding(weight, tokens)
+    has_gradient = weight.is_leaf and weight.grad is not None and not weight.grad.is_sparse
+    if not has_gradient:
+        return F.embedding(tokens, weight, sparse=is_sparse)
+    vectors: Tensor = _AddInPlace.apply(weight, tokens)  # type: ignore[no-untyped-call]
+    return vectors
 
 
 class _AddInPlace(torch.autograd.Function):

@@ -13,20 +13,25 @@ gradients of the output layer are added to `weight.grad` and `bias.grad`.
   become no probabilities over items, and are overconfident.
 - `gbce`: bce with σ(target)^β, which makes up for the share of items drawn, as in gSASRec.
 - `bpr`: the mean over k negatives of -log σ(target - negative): the order of pairs.
+- `top1`: the mean of σ(negative - target) + σ(negative²), as in GRU4Rec (Hidasi et al., 2016).
+- `top1-max`, `bpr-max`: the same and `bpr` for the hardest negatives, of GRU4Rec+ (Hidasi &
+  Karatzoglou, 2018): with s = softmax of the negatives' scores, Σ s (σ(negative - target) +
+  σ(negative²)), and -log Σ s σ(target - negative) + penalty · Σ s negative².
 
-Negatives are drawn with replacement from all items, in proportion to popularity or uniformly, and a
-negative that is the target does not count. Fewer than 64 are drawn for each asked position; from 64
-on the positions of a piece share one draw, so that scoring them is a matrix product: each position
-still sees k independent items.
+Negatives are drawn with replacement from all items, in proportion to a power of popularity or
+uniformly. Fewer than 64 are drawn for each asked position; from 64 on the positions of a piece
+share one draw, so that scoring them is a matrix product: each still sees k independent items. With
+`negatives = "in-batch"` nothing is drawn: the positions of a piece are dealt into groups of k + 1,
+and the negatives of each are the targets of the others, as in GRU4Rec's mini-batches. A negative
+that is the target does not count.
 
 Shapes: M asked positions, K negatives, D width, V items.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -36,14 +41,24 @@ from torch import Tensor
 
 from bert4rec.config import TrainingConfig
 from bert4rec.models.output import Output, Products
+from bert4rec.models.table import rows_of
+from bert4rec.training import formulas
+from bert4rec.training.formulas import Formula
 from bert4rec.training.full_softmax import add_cross_entropy
+from bert4rec.training.negatives import Negatives, by_popularity, random_groups
 
 SHARED_FROM = 64
-GATHERED = 2**22  # numbers gathered at a time for negatives that each position has of its own
+SPARSE_FROM = 20_000  # items; of fewer a batch touches so many that whole gradients are quicker
+AT_ONCE = 2**22  # numbers that are held at a time: scores, or vectors of a position's own negatives
+
+
+def leaves_most_alone(n_items: int) -> bool:
+    """Whether a step of a sampled loss touches so few items that the others should cost nothing."""
+    return n_items >= SPARSE_FROM
 
 
 class Loss(Protocol):
-    is_sparse: bool  # whether it leaves most rows of `weight` alone: their gradient is sparse then
+    is_sparse: bool  # whether the gradient of item vectors is kept for the touched rows only
 
     def __call__(
         self,
@@ -99,17 +114,16 @@ class CrossEntropy:
 class Sampled:
     """A loss of the target's score, (M,), and those of its negatives, (M, K)."""
 
-    is_sparse = True
-
     def __init__(
         self,
-        formula: Callable[[Tensor, Tensor], Tensor],  # (M,), (M, K) → (M,)
+        formula: Formula,
         negatives: Negatives,
         n_negatives: int,
         *,
         log_q: bool,
     ) -> None:
         self.formula, self.negatives = formula, negatives
+        self.is_sparse = leaves_most_alone(negatives.n_items)
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
@@ -124,7 +138,8 @@ class Sampled:
         is_shared = self.n_negatives >= SHARED_FROM
         rows = 1 if is_shared else len(h)
         drawn = self.negatives.draw((rows, self.n_negatives), generator).to(h.device)
-        at_once = len(h) if is_shared else max(1, GATHERED // (self.n_negatives * h.shape[1]))
+        a_position = self.n_negatives * (1 if is_shared else h.shape[1])
+        at_once = max(1, AT_ONCE // a_position)
         losses, gradients = [], []
         for first in range(0, len(h), at_once):
             part = slice(first, first + at_once)
@@ -149,10 +164,9 @@ class Sampled:
 
 
 class InBatch:
-    is_sparse = True
-
     def __init__(self, negatives: Negatives) -> None:
         self.negatives = negatives
+        self.is_sparse = leaves_most_alone(negatives.n_items)
 
     def __call__(
         self,
@@ -170,72 +184,92 @@ class InBatch:
             scores = output.scores(h, targets[None])
             target_scores = scores.diagonal()
             scores = (scores - correction).masked_fill(is_own, -torch.inf)
-            return share * _softmax(target_scores, scores).sum()
+            return share * formulas.softmax(target_scores, scores).sum()
 
         return _by_autograd(h, value)
 
 
-class Negatives:
-    """Items drawn with replacement, in proportion to `weights` (V,)."""
+class AmongTargets:
+    """A sampled loss whose negatives are the targets of k other positions."""
 
-    def __init__(self, weights: NDArray[np.floating[Any]]) -> None:
-        shares = weights / weights.sum()
-        self.log_shares: Tensor = torch.from_numpy(
-            np.log(np.maximum(shares, 1e-30)).astype(np.float32)
-        )
-        self.upper = torch.from_numpy(np.cumsum(shares))
+    def __init__(
+        self, formula: Formula, popularity: Negatives, n_negatives: int, *, log_q: bool
+    ) -> None:
+        self.formula, self.popularity = formula, popularity
+        self.is_sparse = leaves_most_alone(popularity.n_items)
+        self.n_negatives, self.log_q = n_negatives, log_q
 
-    def draw(self, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-        where = torch.rand(shape, dtype=torch.float64, generator=generator, device=generator.device)
-        drawn = torch.searchsorted(self.upper.to(where.device), where)
-        return drawn.clamp_(max=len(self.upper) - 1)
+    def __call__(
+        self,
+        h: Tensor,
+        output: Output,
+        targets: Tensor,
+        *,
+        share: float,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
+        groups = random_groups(len(h), self.n_negatives, generator).to(h.device)
+        size = groups.shape[1]
+        at_once = max(1, AT_ONCE // (size * max(size, h.shape[1])))
+        losses, gradient = [], torch.zeros_like(h)
+        for first in range(0, len(groups), at_once):
+            order = groups[first : first + at_once].flatten()
+            n_counted = len(h) - first * size  # beyond these are those that fill the last group
+            part = slice(0, min(n_counted, len(order)))
+            loss, grad = self._groups(h[order], output, targets[order], size, part, share)
+            losses.append(loss)
+            gradient.index_add_(0, order, grad)
+        return torch.stack(losses).sum(), gradient
 
-    def log_expected(self, items: Tensor, n: int) -> Tensor:
-        """log of how often each of `items` is expected among `n` draws."""
-        return self.log_shares.to(items.device)[items] + math.log(n)
+    def _groups(
+        self, h: Tensor, output: Output, targets: Tensor, size: int, counted: slice, share: float
+    ) -> tuple[Tensor, Tensor]:
+        items = targets.view(-1, size)
+        correction = self.popularity.log_expected(items, max(1, size - 1)) if self.log_q else None
+        is_own = (items[:, None] == items[:, :, None]).flatten(0, 1)  # (M, K + 1)
+
+        def value(h: Tensor) -> Tensor:
+            scores = _scores_in_groups(output, h, items)
+            wanted = scores.view(-1, size, size).diagonal(dim1=1, dim2=2).flatten()
+            if correction is not None:
+                scores = scores - correction.repeat_interleave(size, 0)
+            scores = scores.masked_fill(is_own, -torch.inf)
+            return share * self.formula(wanted[counted], scores[counted]).sum()
+
+        return _by_autograd(h, value)
 
 
-def _softmax(target: Tensor, negatives: Tensor) -> Tensor:
-    return torch.cat([target[:, None], negatives], dim=1).logsumexp(1) - target
-
-
-def _bce(target: Tensor, negatives: Tensor) -> Tensor:
-    return -F.logsigmoid(target) + F.softplus(negatives).sum(1)
-
-
-def _gbce(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda target, negatives: -beta * F.logsigmoid(target) + F.softplus(negatives).sum(1)
-
-
-def _bpr(target: Tensor, negatives: Tensor) -> Tensor:
-    counts = (negatives > -torch.inf).sum(1).clamp(min=1)
-    return F.softplus(negatives - target[:, None]).sum(1) / counts
-
-
-def gbce_beta(n_negatives: int, n_items: int, calibration: float) -> float:
-    """β of gSASRec (Petrov & Macdonald, RecSys 2023): 1 at t = 0, the sampling rate at t = 1."""
-    rate = min(1.0, n_negatives / max(1, n_items - 1))
-    return rate * (calibration * (1 - 1 / rate) + 1 / rate)
+def _scores_in_groups(output: Output, h: Tensor, items: Tensor) -> Tensor:
+    """(G·n, D), (G, K): the first n vectors with the first K items, and so on → (G·n, K)."""
+    n = len(h) // len(items)
+    if not isinstance(output, Products):
+        return output.scores(h, items.repeat_interleave(n, 0))
+    vectors = rows_of(output.weight, items, is_sparse=True)
+    products = h.view(len(items), n, -1) @ vectors.transpose(1, 2)
+    return (products + output.bias[items][:, None]).flatten(0, 1)
 
 
 def make_loss(config: TrainingConfig, train_counts: NDArray[np.int64]) -> Loss:
     """The loss that the settings name, for a catalogue with these training counts."""
     if config.loss == "cross-entropy":
         return CrossEntropy(config.loss_memory_mb * 2**20)
-    uniform = np.ones(len(train_counts))
-    by_popularity = Negatives(train_counts + 1e-3)  # items that were never trained on, hardly ever
     if config.loss == "in-batch":
-        return InBatch(by_popularity)
-    negatives = by_popularity if config.negatives == "popularity" else Negatives(uniform)
+        return InBatch(by_popularity(train_counts))
     k = config.n_negatives
-    beta = gbce_beta(k, len(train_counts), config.gbce_calibration)
-    formulas: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "sampled-softmax": _softmax,
-        "bce": _bce,
-        "gbce": _gbce(beta),
-        "bpr": _bpr,
+    known: dict[str, Formula] = {
+        "sampled-softmax": formulas.softmax,
+        "bce": formulas.bce,
+        "gbce": formulas.gbce(formulas.gbce_beta(k, len(train_counts), config.gbce_calibration)),
+        "bpr": formulas.bpr,
+        "top1": formulas.top1,
+        "top1-max": formulas.top1_max,
+        "bpr-max": formulas.bpr_max(config.bpr_max_penalty),
     }
-    return Sampled(formulas[config.loss], negatives, k, log_q=config.loss == "sampled-softmax")
+    formula, log_q = known[config.loss], config.loss == "sampled-softmax"
+    if config.negatives == "in-batch":
+        return AmongTargets(formula, by_popularity(train_counts), k, log_q=log_q)
+    power = config.negatives_power if config.negatives == "popularity" else 0.0
+    return Sampled(formula, by_popularity(train_counts, power), k, log_q=log_q)
 
 
 def _by_autograd(h: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

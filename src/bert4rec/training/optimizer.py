@@ -1,4 +1,4 @@
-"""AdamW for everything, or Adam on the touched rows of the item vectors where the loss is sampled.
+"""AdamW for everything, or Adam on the touched rows of large tables where the loss is sampled.
 
 With a full softmax every item vector has a gradient in every step. A sampled loss touches the items
 of the batch and its negatives; updating a million others by a gradient of zero would cost more than

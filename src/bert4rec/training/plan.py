@@ -10,6 +10,7 @@ from bert4rec.config import Config
 from bert4rec.data.pieces import FOR_TRAINING
 from bert4rec.parallel import default_workers
 from bert4rec.ranking import SCORES_BYTES
+from bert4rec.training.losses import leaves_most_alone
 
 FLOAT = 4
 GIB = 2**30
@@ -62,7 +63,8 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
         gradients = n_workers * n_parameters * FLOAT
     else:  # the gradient is sparse: rows of the piece, the targets and the negatives
         loss = (3 * training.n_negatives * positions + 4 * positions * model.dim) * FLOAT
-        gradients = n_parameters * FLOAT // 10
+        n_whole = n_parameters // 10 if leaves_most_alone(n_items) else n_workers * n_parameters
+        gradients = n_whole * FLOAT
     batch = n_workers * max(int(1.3 * kept) + loss, validation)
     return MemoryPlan(2 * n_parameters * FLOAT, 2 * n_parameters * FLOAT + gradients, batch)
 

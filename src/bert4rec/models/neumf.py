@@ -1,0 +1,123 @@
+"""NeuMF of "Neural Collaborative Filtering" (He et al., WWW 2017): a user and an item, no history.
+
+    GMF = p_u ⊙ q_i,  MLP = ReLU(W_2 ReLU(W_1 [p'_u ; q'_i] + b_1) + b_2)
+    ŷ_ui = hᵀ [GMF ; MLP] + c                                                      (Eq. 12)
+
+With D predictive factors, p and q are D wide, p' and q' 2D, and the tower is 4D → 2D → D. The loss
+is `bce` with 4 uniform negatives. A stranger has no vectors, so only known users can be answered.
+
+Where this differs from the paper: both paths are trained together from the start, without being
+pre-trained apart; dropout of the user's vectors is there for those who want it; and the first item
+of a window is no target, as the task is that of the models that read a history.
+
+Shapes: B batch, L length, D predictive factors, V items, M vectors, K items each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bert4rec.config import ModelConfig
+from bert4rec.data.pieces import Size
+from bert4rec.models.histories import last_items
+from bert4rec.models.layers import ByteDropout
+from bert4rec.models.learned import Learned
+from bert4rec.models.table import Table, rows_of
+
+MOST_HIDDEN = 2**22  # numbers of the tower's widest layer that are held at a time
+
+
+class NeuMF(Learned):
+    """A position's vector is its user's: [p_u ; the user's part of the tower's first layer]."""
+
+    task = "next-item"
+    needs_known_user = True
+    piece = Size(16384, 4000)  # nothing is computed at a position
+
+    def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
+        super().__init__(n_items, config, n_users)
+        self.dim = dim = config.dim
+        self.users = Table(n_users, 3 * dim)  # p and p'
+        self.items = Table(n_items, 3 * dim)  # q and q'
+        # W_1 [p' ; q'] is a part of the user and a part of the item, each computed once.
+        self.user_layer = nn.Linear(2 * dim, 2 * dim)
+        self.item_layer = nn.Linear(2 * dim, 2 * dim, bias=False)
+        self.tower = nn.Linear(2 * dim, dim)
+        self.final = nn.Linear(2 * dim, 1)
+        self.dropout = ByteDropout(config.dropout)
+        for table in (self.users, self.items):
+            nn.init.normal_(table.weight, std=0.01)  # the paper's
+
+    def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
+        return last_items(history, pad=self.pad, n=1)
+
+    def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+        if bool((users < 0).any()):
+            raise ValueError(
+                "neumf knows users, not histories, and cannot answer for a user it was not trained "
+                "on: ask for a known user, or use a model that reads histories, such as sasrec"
+            )
+        p, p_tower = self.dropout(self.users(users)).split([self.dim, 2 * self.dim], dim=1)
+        vectors = torch.cat([p, self.user_layer(p_tower)], dim=1)
+        return vectors.index_select(0, at // tokens.shape[1])
+
+    def output(self) -> TwoPaths:
+        return TwoPaths(self.items.weight, self.item_layer, self.tower, self.final)
+
+    def item_vectors(self) -> Tensor:
+        return self.items.weight.detach()
+
+
+class TwoPaths(NamedTuple):
+    """hᵀ [GMF ; MLP] of vectors of users and items; the tower is computed for each pair of them."""
+
+    items: Tensor  # (V, 3D)
+    item_layer: nn.Linear
+    tower: nn.Linear
+    final: nn.Linear
+
+    def scores(self, h: Tensor, items: Tensor) -> Tensor:
+        vectors = rows_of(self.items, items, is_sparse=True)  # (1 or M, K, 3D)
+        return self._in_blocks(h, vectors)
+
+    def all_scores(self, h: Tensor) -> Tensor:
+        return self._in_blocks(h, self.items[None])
+
+    def _in_blocks(self, h: Tensor, vectors: Tensor) -> Tensor:
+        """(M, 3D), (1 or M, K, 3D) → (M, K), some of the M at a time.
+
+        In training the tower of a block is computed again for the backward pass, where the towers
+        of all pairs would be too many to keep.
+        """
+        dim = self.tower.out_features
+        q, q_tower = vectors[..., :dim], self.item_layer(vectors[..., dim:])
+        n_rows = max(1, MOST_HIDDEN // (vectors.shape[1] * 2 * dim))
+        if len(h) <= n_rows:
+            return self._block(h, q, q_tower)
+        parts = []
+        for first in range(0, len(h), n_rows):
+            rows = slice(first, first + n_rows)
+            block = (h[rows], q, q_tower) if len(q) == 1 else (h[rows], q[rows], q_tower[rows])
+            if torch.is_grad_enabled():
+                part = checkpoint(
+                    self._block, *block, use_reentrant=False, preserve_rng_state=False
+                )
+                assert isinstance(part, Tensor)
+                parts.append(part)
+            else:
+                parts.append(self._block(*block))
+        return torch.cat(parts)
+
+    def _block(self, h: Tensor, q: Tensor, q_tower: Tensor) -> Tensor:
+        dim = q.shape[2]
+        of_gmf, of_mlp = self.final.weight[0, :dim], self.final.weight[0, dim:]
+        p = (h[:, :dim] * of_gmf)[:, :, None]
+        gmf = (q @ p)[:, :, 0]  # hᵀ (p ⊙ q)
+        mlp = F.relu(self.tower(F.relu(h[:, None, dim:] + q_tower)))  # (M, K, D)
+        out: Tensor = gmf + mlp @ of_mlp + self.final.bias
+        return out

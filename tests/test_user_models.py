@@ -1,0 +1,346 @@
+"""FPMC, NeuMF, Caser and CDAE: models with vectors of users, against their papers' equations."""
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from toys import SMALL, cycle, sequences_of
+
+from bert4rec.config import Config, ModelConfig, load_config
+from bert4rec.data.sequences import Sequences
+from bert4rec.models import LEARNED, neumf
+from bert4rec.models.caser import Caser
+from bert4rec.models.cdae import CDAE
+from bert4rec.models.fpmc import FPMC
+from bert4rec.models.learned import Learned
+from bert4rec.models.neumf import NeuMF
+from bert4rec.pipeline import train_recommender
+from bert4rec.training.losses import CrossEntropy
+
+N_ITEMS, N_USERS, DIM, PAD = 6, 3, 4, 6
+KINDS: list[type[Learned]] = [FPMC, NeuMF, Caser, CDAE]
+READ_THE_HISTORY: list[type[Learned]] = [FPMC, Caser, CDAE]
+STRANGER = -1
+
+
+def random_model(kind: type[Learned], **settings: int) -> Learned:
+    torch.manual_seed(7)
+    config = ModelConfig(dim=DIM, max_len=8, dropout=0.5, **settings)
+    model = kind(N_ITEMS, config, N_USERS).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.7)
+    return model
+
+
+def answer(model: Learned, user: int, history: list[int]) -> list[float]:
+    tokens = torch.tensor([history], dtype=torch.int64)
+    scores: list[float] = model.score(torch.tensor([user]), tokens)[0].tolist()
+    return scores
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def vector_of(table: Tensor, user: int) -> list[float]:
+    """A stranger's part is left out."""
+    return [0.0] * table.shape[1] if user == STRANGER else table[user].tolist()
+
+
+# The equations of the papers, written down again with plain loops.
+
+
+@pytest.mark.parametrize("user", [1, STRANGER])
+@pytest.mark.parametrize("history", [[4], [5, 0, 2], []])
+def test_fpmc_is_what_a_user_likes_plus_what_follows_the_last_item(
+    user: int, history: list[int]
+) -> None:
+    model = random_model(FPMC)
+    assert isinstance(model, FPMC)
+    u = vector_of(model.users.weight, user)
+    last = model.last_items.weight[history[-1]].tolist() if history else [0.0] * DIM
+    expected = []
+    for i in range(N_ITEMS):
+        row = model.next_items.weight[i].tolist()
+        expected.append(dot(u, row[:DIM]) + dot(row[DIM:], last))
+    assert answer(model, user, history) == pytest.approx(expected, abs=1e-5)
+
+
+def test_neumf_is_a_product_and_a_tower() -> None:
+    model = random_model(NeuMF)
+    assert isinstance(model, NeuMF)
+    first = torch.cat([model.user_layer.weight, model.item_layer.weight], dim=1).tolist()
+    final, c = model.final.weight[0].tolist(), model.final.bias.item()
+    expected = []
+    for i in range(N_ITEMS):
+        p, q = model.users.weight[2].tolist(), model.items.weight[i].tolist()
+        gmf = [p[k] * q[k] for k in range(DIM)]
+        x = p[DIM:] + q[DIM:]  # [p' ; q'], 4 D wide
+        assert len(x) == 4 * DIM
+        for weight, bias in (
+            (first, model.user_layer.bias),
+            (model.tower.weight, model.tower.bias),
+        ):
+            rows = weight if isinstance(weight, list) else weight.tolist()
+            x = [relu(dot(row, x) + b) for row, b in zip(rows, bias.tolist(), strict=True)]
+        assert len(x) == DIM
+        expected.append(dot(final, gmf + x) + c)
+    assert answer(model, 2, [0, 1]) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("user", [0, STRANGER])
+@pytest.mark.parametrize("history", [[4, 1, 5], [3, 3, 0, 2, 1, 5, 0], []])
+def test_caser_is_convolutions_over_the_last_items(user: int, history: list[int]) -> None:
+    model = random_model(Caser, window=4, horizontal_filters=3, vertical_filters=2)
+    assert isinstance(model, Caser)
+    recent = history[-4:]
+    E = [[0.0] * DIM] * (4 - len(recent)) + [model.items.weight[i].tolist() for i in recent]
+    o = []
+    for height, layer in enumerate(model.horizontal, 1):
+        for F, b in zip(layer.weight.tolist(), layer.bias.tolist(), strict=True):
+            values = []
+            for i in range(4 - height + 1):
+                total = b
+                for row in range(height):
+                    for k in range(DIM):
+                        total += F[row * DIM + k] * E[i + row][k]
+                values.append(relu(total))
+            o.append(max(values))  # each height's filters together: heights 1, 2, 3, 4
+    filters = zip(model.vertical.weight.tolist(), model.vertical.bias.tolist(), strict=True)
+    sums = [[sum(F[t] * E[t][k] for t in range(4)) + b for k in range(DIM)] for F, b in filters]
+    o += [sums[f][k] for k in range(DIM) for f in range(2)]
+    mixed = zip(model.mixed.weight.tolist(), model.mixed.bias.tolist(), strict=True)
+    z = [relu(dot(row, o) + b) for row, b in mixed]
+    both = z + vector_of(model.users.weight, user)
+    expected = [
+        dot(model.output_items.weight[i].tolist(), both) + model.output_bias[i].item()
+        for i in range(N_ITEMS)
+    ]
+    assert answer(model, user, history) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("user", [0, STRANGER])
+@pytest.mark.parametrize("history", [[4, 1, 4, 5, 4], []])
+def test_cdae_is_an_autoencoder_of_the_set_of_items(user: int, history: list[int]) -> None:
+    model = random_model(CDAE)
+    assert isinstance(model, CDAE)
+    v = vector_of(model.users.weight, user)
+    hidden = []
+    for k in range(DIM):
+        total = v[k] + model.bias[k].item()
+        for j in set(history):
+            total += model.items.weight[j, k].item() / math.sqrt(len(set(history)))
+        hidden.append(sigmoid(total))
+    expected = [
+        dot(model.output_items.weight[i].tolist(), hidden) + model.output_bias[i].item()
+        for i in range(N_ITEMS)
+    ]
+    assert answer(model, user, history) == pytest.approx(expected, abs=1e-5)
+
+
+def test_cdae_scales_up_what_the_noise_has_left() -> None:
+    """The paper's 1/(1 - q): three of five items hidden, so the other two count 2.5 times."""
+    model = random_model(CDAE)
+    assert isinstance(model, CDAE)
+    model.train()
+    model.dropout.dropped_of_256 = 0
+    tokens = torch.tensor([[PAD, 3, PAD, 1, PAD], [0, PAD, 2, PAD, PAD]])
+    at = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])  # the second row holds three items
+    h = model.asked(tokens, at, torch.tensor([0, 2]))
+    W, V = model.items.weight, model.users.weight
+    first = torch.sigmoid(2.5 * (W[3] + W[1]) / math.sqrt(5) + V[0] + model.bias)
+    second = torch.sigmoid(1.5 * (W[0] + W[2]) / math.sqrt(3) + V[2] + model.bias)
+    torch.testing.assert_close(h, torch.stack([first] * 5 + [second] * 3))
+
+
+# What must not change a score, and what must.
+
+
+def users_for(kind: type[Learned]) -> list[int]:
+    return [0, 2, 1, 2] if kind.needs_known_user else [0, 2, STRANGER, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_and_the_other_rows_of_a_batch_change_no_score(kind: type[Learned]) -> None:
+    model, users = random_model(kind), users_for(kind)
+    histories: list[list[int]] = [[1], [4, 5, 0], [0, 1, 2, 3, 4, 5, 0, 1, 2], []]
+    rows = [[PAD] * (i % 2) + h + [PAD] * (10 - len(h) - i % 2) for i, h in enumerate(histories)]
+    together = model.score(torch.tensor(users), torch.tensor(rows))
+    assert together.isfinite().all()
+    for row, history in enumerate(histories):
+        alone = answer(model, users[row], history)
+        assert together[row].tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "n_read"), [(FPMC, 1), (Caser, 5), (CDAE, 8)])
+def test_only_the_last_items_are_read_and_all_of_them_count(
+    kind: type[Learned], n_read: int
+) -> None:
+    model, history = random_model(kind), [0, 0, 1, 2, 3, 1, 2, 3, 1, 2]
+    whole = answer(model, 0, history)
+    changed = history.copy()
+    changed[-n_read] = 5
+    assert answer(model, 0, changed) != pytest.approx(whole, abs=1e-3)
+    changed = history.copy()
+    changed[-n_read - 1] = 5
+    assert answer(model, 0, changed) == whole
+
+
+@pytest.mark.parametrize("kind", [FPMC, NeuMF, Caser])
+def test_an_asked_position_is_scored_as_the_end_of_a_history(kind: type[Learned]) -> None:
+    """Training asks what serving asks: nothing behind a position is read, its own item is.
+
+    A place may be asked several times, as with several targets.
+    """
+    model, users = random_model(kind), torch.tensor([2, 0])
+    histories = [[1, 4, 2, 0, 3, 5], [5, 5, 0, 1, PAD, PAD]]
+    at = torch.tensor([0, 2, 2, 2, 5, 6, 6, 9])
+    h = model.asked(torch.tensor(histories), at, users)
+    scores = model.output().all_scores(h)
+    for row, place in enumerate(at.tolist()):
+        user, column = divmod(place, 6)
+        alone = answer(model, int(users[user]), histories[user][: column + 1])
+        assert scores[row].tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", READ_THE_HISTORY)
+def test_users_differ_and_strangers_get_an_answer(kind: type[Learned]) -> None:
+    model = random_model(kind)
+    answers = [answer(model, user, [1, 2, 3]) for user in (0, 1, STRANGER)]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert answers[one] != pytest.approx(answers[other], abs=1e-2)
+
+
+def test_neumf_says_that_it_cannot_answer_strangers() -> None:
+    model = random_model(NeuMF)
+    assert model.needs_known_user
+    with pytest.raises(ValueError, match="known user"):
+        model.score(torch.tensor([0, STRANGER]), torch.tensor([[1], [2]]))
+
+
+@pytest.mark.parametrize("kind", [NeuMF, CDAE])
+def test_the_order_of_a_history_changes_no_bit_of_a_score(kind: type[Learned]) -> None:
+    """So neither can learn that b follows a: it gives a, b and b, a the same answer."""
+    model, history = random_model(kind), [0, 1, 1, 2, 3, 4, 5]
+    expected = answer(model, 1, history)
+    shuffle = random.Random(0)
+    for _ in range(20):
+        shuffle.shuffle(history)
+        assert answer(model, 1, history) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_model_gives_the_same_scores(kind: type[Learned]) -> None:
+    model = random_model(kind)
+    again = kind.restore(model.state(), ModelConfig(dim=DIM, max_len=8), N_ITEMS)
+    assert answer(again, 1, [3, 0]) == answer(model, 1, [3, 0])
+
+
+# NeuMF's own output layer.
+
+
+@pytest.fixture(params=[neumf.MOST_HIDDEN, 150, 1], ids=["one block", "some rows", "row by row"])
+def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neumf, "MOST_HIDDEN", request.param)
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_neumfs_scores_of_all_items_are_those_of_each() -> None:
+    output, h = random_model(NeuMF).output(), torch.randn(7, 3 * DIM)
+    everything = output.all_scores(h)
+    one_by_one = [output.scores(h, torch.full((7, 1), i)) for i in range(N_ITEMS)]
+    torch.testing.assert_close(torch.cat(one_by_one, 1), everything)
+    shared = torch.tensor([[4, 0, 4]])
+    torch.testing.assert_close(output.scores(h, shared), everything[:, [4, 0, 4]])
+    own = torch.randint(0, N_ITEMS, (7, 2))
+    torch.testing.assert_close(output.scores(h, own), everything.gather(1, own))
+
+
+@pytest.mark.usefixtures("in_blocks")
+def test_neumfs_cross_entropy_has_the_same_gradients_in_blocks() -> None:
+    model = random_model(NeuMF)
+    h, targets = torch.randn(7, 3 * DIM), torch.tensor([0, 5, 1, 1, 2, 4, 3])
+    loss, grad_h = CrossEntropy()(
+        h, model.output(), targets, share=1.0, generator=torch.Generator()
+    )
+    got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    leaf, output = h.clone().requires_grad_(), model.output()
+    assert isinstance(output, neumf.TwoPaths)
+    q, q_tower = output.items[None, :, :DIM], output.item_layer(output.items[None, :, DIM:])
+    expected = -output._block(leaf, q, q_tower).log_softmax(1)[range(7), targets].sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(grad_h, leaf.grad)
+    assert {"items.weight", "item_layer.weight", "tower.weight", "final.weight"} <= got.keys()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(got[name], parameter.grad)
+
+
+# What they can learn.
+
+
+def small(recipe: str, *overrides: str) -> Config:
+    quick = ("workers=1", "batch_size=30", "warmup_steps=5", "validate_every=100", "dropout=0")
+    return load_config(recipe, None, [*SMALL, *quick, *overrides])
+
+
+@pytest.mark.parametrize(("name", "learning_rate"), [("fpmc", 3e-2), ("caser", 1e-2)])
+def test_a_toy_cycle_is_learned_perfectly(name: str, learning_rate: float, tmp_path: Path) -> None:
+    config = small(
+        name,
+        "epochs=15",
+        f"learning_rate={learning_rate}",
+        "n_targets=1",  # with several, the next but one is as good an answer
+        "evaluation.exclude_seen=false",  # the next item of a cycle has been seen before
+    )
+    outcome = train_recommender(cycle(), config, tmp_path / "model")
+    assert outcome.evaluation.value("HR@1") == 1.0
+    assert outcome.baselines["popularity"].value("HR@1") < 0.5
+
+
+def communities(n_users: int = 120, n_items: int = 12) -> Sequences:
+    """Two groups of users, each with eight of the twelve items of its own, in random order."""
+    draw = random.Random(0)
+    own = [range(n_items), range(n_items, 2 * n_items)]
+    return sequences_of([draw.sample(own[user % 2], 8) for user in range(n_users)], 2 * n_items)
+
+
+@pytest.mark.parametrize("name", ["neumf", "cdae"])
+def test_two_communities_are_told_apart(name: str, tmp_path: Path) -> None:
+    """Of the items that are left, five are of the own community, and come before the others."""
+    config = small(name, "epochs=30", "learning_rate=3e-2")
+    outcome = train_recommender(communities(), config, tmp_path / "model")
+    assert outcome.evaluation.value("HR@5") == 1.0
+    assert outcome.baselines["popularity"].value("HR@5") < 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "n_negatives", "n_targets"),
+    [("fpmc", "bpr", 1, 1), ("neumf", "bce", 4, 1), ("caser", "bce", 3, 3), ("cdae", "bce", 5, 1)],
+)
+def test_a_recipe_has_its_papers_loss(
+    name: str, loss: str, n_negatives: int, n_targets: int
+) -> None:
+    config = load_config(name)
+    assert config.model.name == name in LEARNED
+    training = config.training
+    assert (training.loss, training.n_negatives, training.n_targets) == (
+        loss,
+        n_negatives,
+        n_targets,
+    )
+    assert training.negatives == "uniform"
