@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bert4rec import __version__
-from bert4rec.cli import answers, data, models
+from bert4rec.cli import answers, data, lab, models, reproduce, tune
 from bert4rec.cli.console import errors, output
 
 app = typer.Typer(
@@ -36,7 +36,10 @@ def root(
 
 
 models.add_to(app)
+tune.add_to(app)
 answers.add_to(app)
+lab.add_to(app)
+reproduce.add_to(app)
 app.add_typer(data.app, name="data")
 
 

@@ -90,7 +90,7 @@ def train(
     outcome = _train(sequences, settings, out, again, resume, overwrite, tensorboard, threads)
     _show(outcome, out)
     history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
-    _next_commands(
+    next_commands(
         ["recommend", out, "--history", history],
         ["recommend", out, "--users", "all", "--out", "recs.parquet"],
         ["compare", out / "baselines" / "markov", out],
@@ -128,7 +128,7 @@ def demo(
         table.add_row(str(place), found.title, f"{found.probability:.1%}")
     output.print(table)
     ids = ",".join(str(raw) for raw in watched)
-    _next_commands(
+    next_commands(
         ["recommend", out, "--history", ids],
         ["explain", out, "--history", ids, "--item", found.item],
         ["compare", out / "baselines" / "markov", out],
@@ -205,6 +205,22 @@ def recipes(
             output.print(f"[bold]{each:<14}[/bold]{first_line}", highlight=False)
     else:
         output.print(recipe_text(name), markup=False, highlight=False, end="")
+
+
+def models() -> None:
+    """List the models, for model.name in a --config file; recipes use them with good settings."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from bert4rec.models import LEARNED, MODELS
+
+    table = Table("model", "what it is", "trained on", "strangers", box=None)
+    for name, model in MODELS.items():
+        task = LEARNED[name].task if name in LEARNED else "one pass"
+        about = (sys.modules[model.__module__].__doc__ or "").strip().splitlines()[0]
+        strangers = "no: known users only" if model.needs_known_user else "yes"
+        table.add_row(name, escape(about), task, strangers)
+    output.print(table)
 
 
 def settings() -> None:
@@ -299,7 +315,7 @@ def _show(outcome: Outcome, out: Path) -> None:
     output.print(f"The model, its metrics and per-user results are in {out}\n", markup=False)
 
 
-def _next_commands(*commands: list[object]) -> None:
+def next_commands(*commands: list[object]) -> None:
     output.print("Next:")
     for command in commands:
         words = shlex.join(["bert4rec", *map(str, command)])
@@ -307,5 +323,5 @@ def _next_commands(*commands: list[object]) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    for verb in (demo, train, evaluate, compare, recipes, settings):
+    for verb in (demo, train, evaluate, compare, recipes, models, settings):
         app.command()(verb)

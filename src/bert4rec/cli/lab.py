@@ -1,0 +1,136 @@
+"""The verb that compares many models on one data set."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bert4rec.cli.console import (
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    Items,
+    OnBadRows,
+    Overrides,
+    RatingColumn,
+    SortMemory,
+    TimeColumn,
+    UserColumn,
+    errors,
+    output,
+    progress_bar,
+    say,
+)
+from bert4rec.cli.models import DATA_HELP, EXIT_INTERRUPTED, next_commands
+
+
+def lab(
+    data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names of recipes or TOML files of your own, with commas; `all` if not given."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each model; they differ by chance.")] = 3,
+    budget: Annotated[
+        str, typer.Option(help="Most training time of one run, as in 90s, 20m or 1h30m.")
+    ] = "20m",
+    out: Annotated[Path, typer.Option(help="Directory of the lab.")] = Path("runs/lab"),
+    overrides: Overrides = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is there of these models.")
+    ] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing; write the report again.")
+    ] = False,
+    memory: SortMemory = "512MB",
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    rating: RatingColumn = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    on_bad_rows: OnBadRows = "error",
+    items: Items = None,
+) -> None:
+    """Compare many models on one data set: who wins, by how much, how sure, at what cost.
+
+    Each model is trained within the budget on the same split, in a process of its own. Give the
+    same command again to go on after an interruption, or with other --models to add to the table.
+    """
+    if report_only:
+        _report(out)
+        return
+    if data is None:
+        raise ValueError(
+            "no data is named: pass a table, `demo`, or a name of `bert4rec data list`"
+        )
+    from bert4rec.data.sources import Reading, open_data
+    from bert4rec.lab.contenders import choose_contenders
+    from bert4rec.lab.plan import parse_budget
+
+    minutes = parse_budget(budget)
+    names = [name.strip() for each in models or ["all"] for name in each.split(",") if name.strip()]
+    contenders = choose_contenders(names, overrides or ())
+    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
+    with progress_bar("downloading") as on_download:
+        sequences = open_data(
+            data,
+            contenders[0].config.data,
+            reading,
+            memory_limit=memory,
+            say=say,
+            on_download=on_download,
+        )
+    from bert4rec.lab.run import Stopped, run_lab
+
+    try:
+        run_lab(
+            out,
+            sequences,
+            contenders,
+            errors,
+            data_name=Path(data).name,
+            n_seeds=seeds,
+            minutes=minutes,
+            overwrite=overwrite,
+        )
+    except Stopped:
+        again = ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
+        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
+        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _report(out)
+
+
+def _report(out: Path) -> None:
+    from bert4rec.lab.report import terminal_table, write_report
+
+    result = write_report(out)
+    output.print(terminal_table(result))
+    for run in result.failed:
+        place = out / "runs" / run.name / f"seed-{run.seed}" / "output.txt"
+        line = f"failed: {run.name}, seed {run.seed}: {run.error} (see {place})"
+        errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    output.print("The report:")
+    for name in ("report.html", "report.md", "report.csv"):
+        output.print(f"  {out / name}", markup=False, highlight=False, soft_wrap=True)
+    if result.models:
+        best = result.models[0]
+        model = out / "runs" / best.name / f"seed-{best.seeds[0]}"
+        next_commands(
+            ["evaluate", model],
+            ["recommend", model, "--users", "all", "--out", "recs.parquet"],
+            ["lab", "--report-only", "--out", out],
+        )
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(lab)

@@ -1,0 +1,208 @@
+"""The verb that runs published tables again and says pass or miss."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bert4rec.cli.console import Overrides, errors, output, progress_bar, say
+from bert4rec.cli.models import EXIT_INTERRUPTED, next_commands
+
+if TYPE_CHECKING:
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.lab.claims import Reproduction
+    from bert4rec.lab.contenders import Contender
+
+EXIT_MISSED = 2
+
+
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Which one; a TOML file of your own too. Without it, list them."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data, if it is not to be downloaded by its name.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Most training time of one run, as in 90s, 20m or 1h30m.")
+    ] = "20m",
+    seeds: Annotated[int, typer.Option(help="Runs of each model; they differ by chance.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory. [default: runs/reproduce/NAME]")
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these contenders, with commas; may be repeated."),
+    ] = None,
+    overrides: Overrides = None,
+    judge_only: Annotated[
+        bool, typer.Option("--judge-only", help="Run nothing; judge what is there.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is there of these models.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a model failed.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one."),
+    ] = None,
+) -> None:
+    """Run a published table again and hold every figure against ours: pass or miss.
+
+    Give the same command again to go on after an interruption. A miss is a result, not an error:
+    the exit code is 0 unless --strict is given.
+    """
+    if name is None:
+        _list(budget)
+        return
+    from bert4rec.lab.claims import load_reproduction
+
+    reproduction = load_reproduction(name)
+    out = out or Path("runs/reproduce") / reproduction.name
+    if model is not None:
+        if reproduction.attention_positions is None:
+            raise ValueError(f"--model: {name} draws no attention maps; figure-2 does")
+        _draw_attention(reproduction, model, data, out)
+        return
+    if not judge_only:
+        _run(reproduction, data, budget, seeds, out, models, overrides, overwrite)
+    _judge(reproduction, out, strict)
+
+
+def _list(budget: str) -> None:
+    from bert4rec.data.public import DATASETS
+    from bert4rec.lab.claims import load_reproduction, reproduction_names
+    from bert4rec.lab.plan import parse_budget
+    from bert4rec.lab.words import duration
+
+    minutes = parse_budget(budget)
+    for name in reproduction_names():
+        each = load_reproduction(name)
+        n, megabytes = len(each.contenders), DATASETS[each.data].size / 1e6
+        needs = f"{each.data} ({megabytes:.0f} MB), {n} x {budget} = {duration(60 * n * minutes)}"
+        output.print(f"[bold]{name:<27}[/bold]{needs}", highlight=False)
+        output.print(
+            f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
+    output.print(
+        "\nThe data is downloaded from its publisher when it is not there, or named with --data. "
+        "Budgets are for training; a model that has learned all it can stops earlier.",
+        highlight=False,
+    )
+    next_commands(["reproduce", "table-3-ml-1m", "--budget", "20m"])
+
+
+def _run(
+    reproduction: Reproduction,
+    data: str | None,
+    budget: str,
+    seeds: int,
+    out: Path,
+    models: list[str] | None,
+    overrides: list[str] | None,
+    overwrite: bool,
+) -> None:
+    from bert4rec.lab.plan import parse_budget
+    from bert4rec.lab.reproduce import contenders_of, run_reproduction
+
+    minutes = parse_budget(budget)
+    names = [each.strip() for part in models or () for each in part.split(",") if each.strip()]
+    contenders = contenders_of(reproduction, names, overrides or ())
+    sequences = _open(reproduction, data, contenders)
+    from bert4rec.lab.run import Stopped
+
+    try:
+        run_reproduction(
+            contenders,
+            sequences,
+            out,
+            errors,
+            data_name=Path(data or reproduction.data).name,
+            n_seeds=seeds,
+            minutes=minutes,
+            overwrite=overwrite,
+        )
+    except Stopped:
+        again = ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
+        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
+        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:
+    from bert4rec.data.sources import open_data
+
+    try:
+        with progress_bar("downloading") as on_download:
+            return open_data(
+                data or reproduction.data,
+                contenders[0].config.data,
+                say=say,
+                on_download=on_download,
+            )
+    except ValueError as error:
+        if data is not None:
+            raise
+        note = " ".join(reproduction.data_note.split())
+        raise ValueError(
+            f"{error}\n{reproduction.name} needs the data set {reproduction.data!r}. "
+            f"If you have it, name its table with --data. {note}".strip()
+        ) from error
+
+
+def _judge(reproduction: Reproduction, out: Path, strict: bool) -> None:
+    from bert4rec.lab.reproduce import write_judgement
+    from bert4rec.lab.reproduction_report import remarks, summary, terminal_tables
+
+    judgement = write_judgement(reproduction, out)
+    for table in terminal_tables(judgement):
+        output.print(table)
+    for line in remarks(judgement):
+        output.print(f"* {line}", markup=False, highlight=False, soft_wrap=True)
+    output.print(f"{summary(judgement)}.", markup=False, highlight=False)
+    is_missed = bool(judgement.failed) or "miss" in judgement.verdicts
+    if reproduction.attention_positions is not None:
+        run = out / "lab" / "runs" / reproduction.contenders[0].name / "seed-0"
+        if (run / "manifest.json").exists():
+            is_missed |= not _draw_attention(reproduction, run, None, out)
+    output.print(f"Written to {out / 'reproduction.md'} and .json", markup=False, soft_wrap=True)
+    next_commands(["lab", "--report-only", "--out", out / "lab"])
+    if strict and is_missed:
+        raise typer.Exit(EXIT_MISSED)
+
+
+def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out: Path) -> bool:
+    """True if what the paper reads out of its figure holds here too."""
+    from bert4rec.cli.models import training_data
+    from bert4rec.lab.attention_maps import average_attention, write_maps
+    from bert4rec.pipeline import split_of
+    from bert4rec.recommender import Recommender
+
+    assert reproduction.attention_positions is not None
+    recommender = Recommender.load(run)
+    split = split_of(recommender, training_data(recommender.about, data))
+    maps = average_attention(
+        recommender.model, split.test.histories, reproduction.attention_positions
+    )
+    write_maps(maps, out)
+    claims: dict[str, bool] = maps.facts()["claims"]
+    for claim, holds in claims.items():
+        output.print(f"{'pass' if holds else 'miss'}: {claim}", markup=False, highlight=False)
+    output.print(
+        f"Attention over {maps.n_users:,} histories: {out / 'attention.png'}, .svg and .json",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return all(claims.values())
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(reproduce)

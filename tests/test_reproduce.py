@@ -1,0 +1,383 @@
+"""Published figures are what was published, and verdicts are what the numbers say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import quiet, random_histories, untrained_recommender
+from typer.testing import CliRunner
+
+from bert4rec.cli import app
+from bert4rec.config import ModelConfig
+from bert4rec.data.public import DATASETS
+from bert4rec.data.splits import leave_one_out
+from bert4rec.lab.attention_maps import AttentionMaps, average_attention, write_maps
+from bert4rec.lab.claims import (
+    PublishedTraining,
+    Reproduction,
+    Tolerance,
+    judge_figure,
+    judge_order,
+    load_reproduction,
+    reproduction_names,
+    shortfall,
+)
+from bert4rec.lab.reproduce import contenders_of, run_reproduction, write_judgement
+from bert4rec.lab.result import Figure
+from bert4rec.models import MODELS
+from bert4rec.models.bert4rec import BERT4Rec
+
+# Typed again from the papers: a slip in a TOML file would make a wrong verdict.
+SPOT_CHECKS = [
+    ("table-2-ml-1m", "popularity", "MRR", 0.0627),
+    ("table-2-ml-1m", "gru4rec+", "HR@5", 0.5103),
+    ("table-2-ml-1m", "caser", "HR@10", 0.6692),
+    ("table-2-ml-1m", "bert4rec", "NDCG@10", 0.4818),
+    ("table-2-ml-1m", "bert4rec-d256", "HR@1", 0.2863),
+    ("table-2-beauty", "bpr-mf", "NDCG@5", 0.0814),
+    ("table-2-beauty", "sasrec", "NDCG@10", 0.1633),
+    ("table-2-beauty", "bert4rec", "MRR", 0.1701),
+    ("table-2-steam", "neumf", "NDCG@10", 0.1026),
+    ("table-2-steam", "bert4rec-d128", "HR@10", 0.4013),
+    ("table-2-ml-20m", "fpmc", "HR@10", 0.5201),
+    ("table-2-ml-20m", "bert4rec", "NDCG@10", 0.5340),
+    ("table-3-ml-1m", "one-mask", "NDCG@10", 0.4696),
+    ("table-3-beauty", "one-mask", "HR@10", 0.2940),
+    ("table-5-ml-1m", "no-positions", "NDCG@10", 0.2155),
+    ("table-5-ml-1m", "layers-4", "NDCG@10", 0.4898),
+    ("table-5-beauty", "no-residual", "NDCG@10", 0.1619),
+    ("table-5-beauty", "heads-1", "NDCG@10", 0.1853),
+    ("curve-dim", "d-64", "NDCG@10", 0.4759),
+    ("sasrec-vs-bert4rec", "sasrec+3000", "NDCG@10", 0.1857),
+    ("sasrec-vs-bert4rec", "bert4rec", "HR@10", 0.2843),
+    ("sasrec-vs-bert4rec-beauty", "sasrec+", "NDCG@10", 0.0327),
+    ("full-ranking-ml-1m", "bpr-mf", "HR@10", 0.0740),
+    ("full-ranking-ml-1m", "gsasrec", "NDCG@10", 0.1726),
+]
+
+
+@pytest.mark.parametrize(("name", "contender", "metric", "value"), SPOT_CHECKS)
+def test_published_figures(name: str, contender: str, metric: str, value: float) -> None:
+    known = {each.name: each for each in load_reproduction(name).contenders}
+    assert known[contender].published[metric] == value
+
+
+@pytest.mark.parametrize("name", reproduction_names())
+def test_every_shipped_reproduction_can_be_run(name: str) -> None:
+    reproduction = load_reproduction(name)
+    assert reproduction.data in DATASETS
+    assert all(each.startswith("data.") for each in reproduction.data_set)
+    contenders = contenders_of(reproduction)
+    settings = [each.config.model_dump_json() for each in contenders]
+    assert len(set(settings)) == len(settings)  # no two are the same model under two names
+    assert {each.config.model.name for each in contenders} <= MODELS.keys()
+    assert len({each.config.data for each in contenders}) == 1
+    assert reproduction.curve_over is None or all(c.at for c in reproduction.contenders)
+
+
+def test_the_reproductions_that_were_promised_are_there() -> None:
+    tables = {f"table-2-{data}" for data in ("ml-1m", "beauty", "steam", "ml-20m")}
+    tables |= {f"table-{n}-{data}" for n in (3, 5) for data in ("ml-1m", "beauty")}
+    curves = {"curve-dim", "curve-mask-ratio", "curve-max-len"}
+    others = {"figure-2", "sasrec-vs-bert4rec", "full-ranking-ml-1m"}
+    assert tables | curves | others <= set(reproduction_names())
+
+
+def test_table_5_changes_one_thing_at_a_time() -> None:
+    whole, *others = contenders_of(load_reproduction("table-5-ml-1m"))
+    assert (whole.config.model.dim, whole.config.model.layers, whole.config.model.heads) == (
+        64,
+        2,
+        2,
+    )
+    for other in others:
+        differing = {
+            key
+            for key, value in other.config.model.model_dump().items()
+            if value != getattr(whole.config.model, key)
+        }
+        assert len(differing) == 1, other.name
+        assert other.config.training == whole.config.training
+
+
+def test_tolerance_is_the_larger_of_share_and_floor() -> None:
+    tolerance = Tolerance(relative=0.05, absolute=0.01)
+    assert tolerance.of(0.4818) == pytest.approx(0.02409)
+    assert tolerance.of(0.06) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict", "missed_by"),
+    [
+        (0.4818, "pass", 0),
+        (0.4618, "pass", 0),  # just at the tolerance
+        (0.5018, "pass", 0),
+        (0.4518, "miss", 0.01),
+        (0.5318, "miss", 0.03),  # far better than published is no reproduction
+        (None, "not run", 0),
+    ],
+)
+def test_a_figure_passes_within_its_tolerance(
+    ours: float | None, verdict: str, missed_by: float
+) -> None:
+    found, by = judge_figure(ours, 0.4818, 0.02)
+    assert found == verdict
+    assert by == pytest.approx(missed_by)
+
+
+@pytest.mark.parametrize(
+    ("difference", "verdict"),
+    [
+        (Figure(0.012, 0.004, 0.020), "pass"),
+        (Figure(0.012, -0.001, 0.025), "unclear"),
+        (Figure(-0.012, -0.020, -0.004), "miss"),
+        (Figure(0.0, 0.0, 0.0), "unclear"),  # two models that answer the same
+        (None, "not run"),
+    ],
+)
+def test_an_order_passes_with_its_whole_interval(difference: Figure | None, verdict: str) -> None:
+    assert judge_order(difference) == verdict
+
+
+def test_a_training_that_was_shorter_than_the_published_one_is_named() -> None:
+    paper = PublishedTraining(says="400,000 steps of 256", sequences=102_400_000)
+    cut = shortfall(paper, sequences=1_024_000, epochs=20, planned_epochs=200, fitted_epochs=20)
+    assert cut == [
+        "trained on 1 % of the published sequences (400,000 steps of 256)",
+        "the budget allowed 20 of 200 epochs",
+    ]
+    stopped_by_itself = shortfall(
+        None, sequences=10, epochs=15, planned_epochs=200, fitted_epochs=20
+    )
+    assert stopped_by_itself == []
+    longer = PublishedTraining(says="63 epochs", epochs=63)
+    assert not shortfall(longer, sequences=1, epochs=63, planned_epochs=70, fitted_epochs=70)
+
+
+CUSTOM = """
+title = "A toy"
+source = "nobody"
+data = "steam"
+data_note = "Ask the authors for it."
+n_users = 41
+protocol = "uniform"
+tolerance = { relative = 0, absolute = 0.45 }
+notes = "Of no consequence."
+curve_over = "width"
+
+[base]
+recipe = "default"
+set = ["model.dim=8", "model.max_len=12", "training.epochs=2", "second_stage.epochs=0"]
+training = { says = "a million epochs", epochs = 1_000_000 }
+
+[[contenders]]
+name = "popularity"
+title = "POP"
+recipe = "popularity"
+published = { "HR@10" = 0.5, "HR@1" = 1.0 }
+
+[[contenders]]
+name = "tiny"
+title = "Tiny BERT4Rec"
+at = 8
+published = { "HR@1" = 0.1 }
+
+[[contenders]]
+name = "never-run"
+title = "Never run"
+set = ["model.dim=16"]
+at = 16
+published = { "HR@1" = 0.1 }
+
+[[order]]
+says = "learning beats counting"
+better = "tiny"
+worse = ["popularity"]
+
+[[order]]
+says = "wide beats narrow"
+better = "never-run"
+worse = ["tiny"]
+"""
+
+
+@pytest.fixture(scope="module")
+def custom(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, Path]:
+    """A reproduction of one's own, really run: two of its three contenders."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "toy.toml").write_text(CUSTOM, encoding="utf-8")
+    reproduction = load_reproduction(str(folder / "toy.toml"))
+    overrides = ["evaluation.n_negatives=10", "evaluation.bootstrap=0"]
+    contenders = contenders_of(reproduction, ["popularity", "tiny"], overrides)
+    out = folder / "out"
+    run_reproduction(contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05)
+    return reproduction, out
+
+
+def test_a_reproduction_of_ones_own_from_run_to_verdict(custom: tuple[Reproduction, Path]) -> None:
+    reproduction, out = custom
+    judgement = write_judgement(reproduction, out)
+    assert judgement.failed == {}
+    first, second, tiny, never = judgement.figures
+    run = out / "lab" / "runs" / "popularity" / "seed-0"
+    metrics = json.loads((run / "metrics.json").read_text())["metrics"]["uniform"]
+    for claim, published in ((first, 0.5), (second, 1.0)):
+        value = metrics[claim.metric]["value"]
+        assert claim.ours is not None
+        assert claim.ours.value == pytest.approx(value)
+        assert claim.difference == pytest.approx(value - published)
+        assert claim.verdict == ("pass" if abs(value - published) <= 0.45 else "miss")
+    assert second.verdict == "miss"
+    assert second.missed_by == pytest.approx(1 - 0.45 - metrics["HR@1"]["value"])
+    assert tiny.notes[0].endswith("of the published epochs (a million epochs)")
+    assert never.verdict == "not run"
+    beats, wide = judgement.orders
+    ranks = [
+        json.loads((out / "lab" / "runs" / name / "seed-0" / "metrics.json").read_text())
+        for name in ("tiny", "popularity")
+    ]
+    values = [content["metrics"]["uniform"]["NDCG@10"]["value"] for content in ranks]
+    assert beats.difference is not None
+    assert beats.difference.value == pytest.approx(values[0] - values[1])
+    assert beats.verdict == judge_order(beats.difference)
+    assert wide.verdict == "not run"
+    assert judgement.warnings == ("this is not the published data: it has 40 users instead of 41",)
+    assert [point.at for point in judgement.curve] == [8]
+
+
+def test_what_is_written_and_printed(custom: tuple[Reproduction, Path]) -> None:
+    _, out = custom
+    toml = str(out.parent / "toy.toml")
+    done = CliRunner().invoke(app, ["reproduce", toml, "--out", str(out), "--judge-only"])
+    assert done.exit_code == 0, done.output
+    strict = CliRunner().invoke(
+        app, ["reproduce", toml, "--out", str(out), "--judge-only", "--strict"]
+    )
+    assert strict.exit_code == 2
+    content = json.loads((out / "reproduction.json").read_text(encoding="utf-8"))
+    assert content["seeds"] == [0]
+    assert content["budget_minutes"] == 0.05
+    assert content["machine"]["cores"] >= 1
+    assert content["settings"]["tiny"]["model.dim"] == 8
+    assert content["figures"][1]["verdict"] == "miss"
+    text = (out / "reproduction.md").read_text(encoding="utf-8")
+    assert "| POP | HR@1 | 1.0000 | " in text
+    assert "miss, " in text
+    assert "not the published data" in text
+    assert "Never run" in text
+    assert (out / "curve.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert str(out) not in text  # a committed file says nothing of the machine's folders
+
+
+def test_done_runs_are_kept_when_the_command_is_given_again(
+    custom: tuple[Reproduction, Path],
+) -> None:
+    reproduction, out = custom
+    cost = out / "lab" / "runs" / "tiny" / "seed-0" / "cost.json"
+    before = cost.stat().st_mtime_ns
+    overrides = ["evaluation.n_negatives=10", "evaluation.bootstrap=0"]
+    contenders = contenders_of(reproduction, ["popularity", "tiny"], overrides)
+    run_reproduction(contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05)
+    assert cost.stat().st_mtime_ns == before
+
+
+def test_missing_data_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERT4REC_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "toy.toml").write_text(CUSTOM, encoding="utf-8")
+    arguments = ["reproduce", str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out")]
+    named = CliRunner().invoke(app, [*arguments, "--data", str(tmp_path / "no.csv")])
+    assert isinstance(named.exception, ValueError | OSError)
+    assert "no.csv" in str(named.exception)
+
+    def offline(*_: object, **__: object) -> None:
+        raise ValueError("no network")
+
+    monkeypatch.setattr("bert4rec.data.public.download", offline)
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ValueError)
+    for words in ("no network", "'steam'", "--data", "Ask the authors for it."):
+        assert words in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('title = "A toy"', 'titel = "A toy"', "titel"),
+        ('better = "tiny"', 'better = "huge"', "'huge'"),
+        ('{ "HR@1" = 0.1 }', '{ "HR@3" = 0.1 }', "HR@3"),
+        ("title", "title title", "not a TOML file"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CUSTOM.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.toml") as caught:
+        load_reproduction(str(path))
+    assert words in str(caught.value)
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="table-3-ml-1m"):
+        load_reproduction("table-9")
+    with pytest.raises(ValueError, match="one-mask"):
+        contenders_of(load_reproduction("table-3-ml-1m"), ["two-masks"])
+
+
+def test_without_a_name_all_are_listed() -> None:
+    done = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "160"})
+    assert done.exit_code == 0
+    assert all(name in done.output for name in reproduction_names())
+    assert "ml-20m (199 MB)" in done.output
+
+
+def test_attention_of_random_weights_is_about_uniform() -> None:
+    torch.manual_seed(0)
+    model = BERT4Rec(30, ModelConfig(dim=16, heads=2, layers=2, max_len=30)).eval()
+    histories = leave_one_out(random_histories(1, n_users=60)).test.histories
+    longest = int(histories.lengths.max())
+    maps = average_attention(model, histories, 6)
+    assert maps.n_users == int((histories.lengths >= 5).sum())
+    assert maps.weights.shape == (2, 2, 6, 6)
+    used = histories.lengths[histories.lengths >= 5] + 1
+    np.testing.assert_allclose(maps.weights, (1 / used).mean(), rtol=0.05)
+    np.testing.assert_allclose(maps.to_the_left(), 0.5, atol=0.02)
+    np.testing.assert_allclose(maps.to_recent(), 0.5, atol=0.02)
+    whole = average_attention(model, histories, longest + 1)  # nothing is cut off
+    np.testing.assert_allclose(whole.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_attention_maps_are_means_over_histories_aligned_at_the_mask() -> None:
+    model = untrained_recommender().model  # large random weights: far from uniform
+    assert isinstance(model, BERT4Rec)
+    sequences = random_histories(2, n_users=12)
+    histories = leave_one_out(sequences).test.histories
+    maps = average_attention(model, histories, 4)
+    rows = [row for row in range(len(histories)) if histories.lengths[row] >= 3]
+    cuts = [model.attention(torch.tensor(histories[row].tolist()))[:, :, -4:, -4:] for row in rows]
+    np.testing.assert_allclose(maps.weights, torch.stack(cuts).mean(0).numpy(), atol=1e-6)
+    assert average_attention(model, histories, 4, n_users=3).n_users == 3
+    with pytest.raises(ValueError, match="max_len = 12"):
+        average_attention(model, histories, 13)
+
+
+def test_attention_files_and_what_is_read_out_of_them(tmp_path: Path) -> None:
+    weights = np.full((2, 2, 5, 5), 0.001)
+    weights[0, 0] += np.tril(np.ones((5, 5)), -1)  # looks back
+    weights[0, 1] += np.triu(np.ones((5, 5)), 1)  # looks ahead
+    weights[1, :, -1] = [0.1, 0.1, 0.3, 0.4, 0.1]
+    weights[1, :, 0, 1] = 1
+    maps = AttentionMaps(weights, 7)
+    np.testing.assert_allclose(maps.to_the_left()[0], [1, 0], atol=0.01)
+    np.testing.assert_allclose(maps.to_recent()[1], 0.7 / 0.9)
+    write_maps(maps, tmp_path)
+    content = json.loads((tmp_path / "attention.json").read_text(encoding="utf-8"))
+    assert all(content["claims"].values())
+    np.testing.assert_allclose(content["weights"], weights)
+    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "attention.svg").stat().st_size > 1000
+    swapped = AttentionMaps(weights[::-1], 7)
+    assert not all(swapped.facts()["claims"].values())
