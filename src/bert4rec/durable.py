@@ -17,6 +17,28 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 
 
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def alone_in(directory: Path) -> Iterator[int]:
+    """A lock on a directory, as a file descriptor that child processes may hold on to.
+
+    It goes when the last process that holds it ends, however it ends. POSIX only.
+    """
+    import fcntl
+
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"another process is at work in {directory}: wait for it, or give another --out"
+            ) from None
+        yield file.fileno()
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary name to write to; on success the file takes the place of `path` at once."""

@@ -90,8 +90,9 @@ def train(
     outcome = _train(sequences, settings, out, again, resume, overwrite, tensorboard, threads)
     _show(outcome, out)
     history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
+    needs_known_user = outcome.recommender.model.needs_known_user
     next_commands(
-        ["recommend", out, "--history", history],
+        *([] if needs_known_user else [["recommend", out, "--history", history]]),
         ["recommend", out, "--users", "all", "--out", "recs.parquet"],
         ["compare", out / "baselines" / "markov", out],
     )

@@ -24,12 +24,12 @@ from typing import Any
 
 from bert4rec import __version__
 from bert4rec.data.sequences import Sequences
-from bert4rec.durable import write_file
+from bert4rec.durable import LOCK, write_file
 from bert4rec.lab.contenders import LAB_SECTIONS, Contender, settings_of, table_order
 from bert4rec.lab.machine import machine
 
 FORMAT_VERSION = 1
-LAB_FILE, LOCK_FILE = "lab.json", ".lock"
+LAB_FILE = "lab.json"
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def read_lab(directory: Path) -> dict[str, Any] | None:
     known = read_json(directory / LAB_FILE)
     if known is None:
         there = {path.name for path in directory.iterdir()} if directory.exists() else set()
-        if there - {LOCK_FILE, "data", "runs"}:  # all that a start that was cut short may leave
+        if there - {LOCK, "data", "runs"}:  # all that a start that was cut short may leave
             raise ValueError(f"{directory} holds something else than a lab: give another --out")
         return None
     if known["format_version"] != FORMAT_VERSION:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -18,11 +17,11 @@ from rich.console import Console
 
 from bert4rec.config import parse_config
 from bert4rec.data.sequences import Sequences
-from bert4rec.durable import write_file
+from bert4rec.durable import alone_in, write_file
 from bert4rec.lab.board import Board
 from bert4rec.lab.contenders import Contender, settings_of
 from bert4rec.lab.machine import in_megabytes
-from bert4rec.lab.plan import LOCK_FILE, Run, plan_lab, read_json, read_lab
+from bert4rec.lab.plan import Run, plan_lab, read_json, read_lab
 
 LOOK_EVERY = 0.1  # seconds
 
@@ -44,7 +43,7 @@ def run_lab(
 ) -> None:
     """Run all that is not done. A model that fails is written down, and the others go on."""
     read_lab(directory)  # nothing is written where something else than a lab is
-    with _alone(directory) as lock:
+    with alone_in(directory) as lock:
         lab = plan_lab(
             directory,
             sequences,
@@ -136,20 +135,6 @@ def _write_failure(run: Run, reason: str, peak_memory_mb: float) -> None:
         "settings": settings_of(parse_config(chosen["config"], "epochs.json")),
     }
     write_file(run.folder / "cost.json", json.dumps(cost, indent=2) + "\n")
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[int]:
-    """A lock that the running child holds too: it outlives us if we are killed and it is not."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another process is at work in {directory}: wait for it, or give another --out"
-            ) from None
-        yield file.fileno()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ but a kill in mid-write leaves half a line in them, and SQLite takes such a writ
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import warnings
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert4rec.config import Config
+from bert4rec.durable import alone_in
 from bert4rec.lab.search_space import Choices, Space, setting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
-STUDY_FILE, LOCK_FILE = "study.db", ".lock"
+STUDY_FILE = "study.db"
 NAME = "tune"
 MOST_ATTEMPTS = 3  # at a trial in which the process died: it may be the trial that kills it
 RANDOM_TRIALS = 8  # before the sampler believes that it knows something
@@ -41,7 +41,7 @@ def open_study(
     out.mkdir(parents=True, exist_ok=True)
     path = (out / STUDY_FILE).resolve()
     terms = json.loads(json.dumps(terms))  # as they come back from the file
-    with _alone(out), warnings.catch_warnings():
+    with alone_in(out), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
         try:
@@ -204,15 +204,3 @@ def _for_optuna(tried: Any) -> BaseDistribution:
     if tried.whole:
         return IntDistribution(int(tried.low), int(tried.high), log=tried.log)
     return FloatDistribution(float(tried.low), float(tried.high), log=tried.log)
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    with (directory / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another process is tuning in {directory}: wait for it, or give another --out"
-            ) from None
-        yield

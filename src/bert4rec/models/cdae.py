@@ -10,7 +10,7 @@ the paper's two, with 5 negatives for each item.
 
 Where this differs from the paper: the sum is divided by the root of its number of items n. Adam
 moves all rows by steps of one size, and a plain sum of hundreds of them runs into the flat ends of
-σ: on ML-1M such a model was no better than popularity after eight epochs. And the items are those
+σ: on ML-1M such a model was no better than popularity after six epochs. And the items are those
 that are read, at most `max_len`, instead of all that a user had.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert4rec.config import Config
-from bert4rec.data.pieces import FOR_TRAINING
+from bert4rec.models import LEARNED
 from bert4rec.parallel import default_workers
 from bert4rec.ranking import SCORES_BYTES
 from bert4rec.training.losses import leaves_most_alone
@@ -49,7 +49,8 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
         + 5 * model.dim
     )
     # A worker holds one piece of the batch at a time.
-    positions = min(training.batch_size * length, max(FOR_TRAINING.positions, length))
+    at_once = LEARNED[model.name].piece.positions if model.name in LEARNED else 0
+    positions = min(training.batch_size * length, max(at_once, length))
     # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
     # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
     kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
