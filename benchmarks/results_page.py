@@ -1,0 +1,290 @@
+"""Write docs/results.md from the JSON files in docs/results.
+
+    python benchmarks/results_page.py                    # write the page again
+    python benchmarks/results_page.py --check            # exit 1 when it is not what the files say
+
+The sentences are in results_page.md.j2 and docs/results/notes.json; every figure of a table comes
+from the files. `benchmarks/lab_picture.py` and `publish_run.py` put them there.
+"""
+
+import argparse
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from bert4rec.lab.claims import judge_figure, load_reproduction
+from bert4rec.lab.result import LabResult, ModelResult
+
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs"
+RESULTS, PAGE = DOCS / "results", DOCS / "results.md"
+COMMANDS = {
+    "ml-1m": """\
+bert4rec lab ml-1m.txt.gz --seeds 1 --set model.max_len=200 --out runs/lab-ml-1m \\
+    --models sasrec+ --budget 18m
+bert4rec lab … --models gru4rec-ce,bert4rec-2-stage --budget 8m     # … is the same as above
+bert4rec lab … --models all --budget 2m                             # adds the others""",
+    "beauty": """\
+bert4rec lab beauty.txt.gz --seeds 1 --set model.max_len=50 --set model.dim=64 \\
+    --set training.mask_ratio=0.6 --out runs/lab-beauty \\
+    --models popularity,bpr-mf,markov,sasrec+,bert4rec --budget 4m""",
+}
+PUBLISHED = {
+    "ml-1m": ("full-ranking-ml-1m", "sasrec-vs-bert4rec", "table-2-ml-1m"),
+    "beauty": ("sasrec-vs-bert4rec-beauty", "table-2-beauty"),
+}
+REPORT_FILES = ("report.html", "report.md", "report.csv", "report.json")
+RUN_ROWS = {
+    "popularity": "popularity.json",
+    "Markov chain": "markov.json",
+    "BERT4Rec": "metrics.json",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    text = page()
+    if arguments.check:
+        if PAGE.read_text(encoding="utf-8") != text:
+            sys.exit(
+                "docs/results.md is not what its JSON files say: run benchmarks/results_page.py"
+            )
+        return
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def page() -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("results_page.md.j2").render(
+        lab_block=lab_block,
+        published_block=published_block,
+        run_table=run_table,
+        run_facts=run_facts,
+        claims=list(ml_1m_claims(lab("ml-1m"))),
+        notes={name: " ".join(lines) for name, lines in read("notes.json").items()},
+        reproductions=list(reproductions()),
+        reproduced_sentence=reproduced_sentence(),
+        footprint=read("footprint.json"),
+    )
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def lab(name: str) -> LabResult:
+    return LabResult.from_json(
+        (RESULTS / f"lab-{name}" / "report.json").read_text(encoding="utf-8")
+    )
+
+
+def number(value: float) -> str:
+    return f"{value:.4f}".lstrip("0")
+
+
+def signed(value: float) -> str:
+    return ("+" if value >= 0 else "−") + number(abs(value))
+
+
+def lab_block(name: str) -> str:
+    result = lab(name)
+    folder = f"results/lab-{name}"
+    facts = result.facts
+    files = ", ".join(f"[{file}]({folder}/{file})" for file in REPORT_FILES)
+    columns = [
+        "model",
+        "HR@10",
+        "NDCG@10",
+        "95 % interval",
+        "NDCG@10, 100 popularity",
+        "NDCG@10, 100 uniform",
+        "training",
+        "budget",
+        "epochs",
+    ]
+    lines = [
+        f"```\n{COMMANDS[name]}\n```",
+        f"{result.n_users:,} users, {facts.data['n_items']:,} items, one seed, "
+        f"{facts.machine['cores']} cores ({facts.machine['cpu']}). Intervals, paired differences, "
+        f"curves, costs and settings: {files}.\n",
+        "| " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * (len(columns) - 1),
+    ]
+    lines += [lab_row(model) for model in result.models]
+    for run in result.missing:
+        lines.append(f"| {run.title} | no result: {run.error or 'not finished'} | | | | | | | |")
+    lines.append(f"\n![NDCG@10 of all models](images/lab-{name}.png)\n")
+    return "\n".join(lines)
+
+
+def lab_row(model: ModelResult) -> str:
+    score, epochs = model.score, model.mean_cost("epochs")
+    seconds, budget = model.mean_cost("training_seconds"), model.budget_minutes
+    cells = [
+        model.title,
+        number(model.figures["full"]["HR@10"].value),
+        f"**{number(score.value)}**",
+        f"{number(score.low or 0)}–{number(score.high or 0)}",
+        number(model.figures["popularity"]["NDCG@10"].value),
+        number(model.figures["uniform"]["NDCG@10"].value),
+        "–" if seconds is None else f"{seconds / 60:.1f} min",
+        "–" if budget is None or epochs is None else f"{budget:g} min",
+        "–" if epochs is None else f"{epochs:g}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def ml_1m_claims(result: LabResult) -> Any:
+    ndcg = {model.name: model.score.value for model in result.models}
+
+    def order(*names: str) -> dict[str, str]:
+        titles = {model.name: model.title for model in result.models}
+        values = [ndcg[name] for name in names]
+        holds = all(a < b for a, b in pairwise(values))
+        return {
+            "says": "NDCG@10 over all items: " + " < ".join(titles[name] for name in names),
+            "ours": " < ".join(map(number, values)) if holds else ", ".join(map(number, values)),
+            "verdict": "holds" if holds else "does not hold",
+        }
+
+    def at_least(name: str, title: str, wanted: float, published: float) -> dict[str, str]:
+        short = wanted - ndcg[name]
+        verdict = "reached" if short <= 0 else f"missed by {number(short)}"
+        says = f"{title} reaches NDCG@10 {number(wanted)} (published {number(published)})"
+        return {"says": says, "ours": number(ndcg[name]), "verdict": verdict}
+
+    yield order("popularity", "bpr-mf", "sasrec", "sasrec+")
+    yield order("bpr-mf", "markov")
+    yield order("bpr-mf", "fpmc")
+    yield at_least("sasrec+", "SASRec+", 0.17, 0.1821)
+    yield at_least("gru4rec-ce", "GRU4Rec with cross-entropy", 0.14, 0.1648)
+
+
+def published_block(name: str) -> str:
+    """The lab's figures beside published ones, by the tolerances of `bert4rec reproduce`.
+
+    Settings and training times are the lab's, so this says how far a short run on two cores gets.
+    """
+    models = {model.name: model for model in lab(name).models}
+    lines = []
+    for reproduction in (load_reproduction(each) for each in PUBLISHED[name]):
+        lines += [
+            f"\n**{reproduction.title}** ({reproduction.source}; "
+            f"`bert4rec reproduce {reproduction.name}`)\n"
+        ]
+        lines += [
+            "| model | metric | published | ours | difference | verdict |",
+            "|---|---|---:|---:|---:|---|",
+        ]
+        for each in reproduction.contenders:
+            model = models.get(each.recipe or "")
+            if model is None:
+                continue
+            for metric in ("HR@10", "NDCG@10"):
+                if metric not in each.published:
+                    continue
+                published = each.published[metric]
+                ours = model.figures[reproduction.protocol][metric].value
+                verdict, by = judge_figure(ours, published, reproduction.tolerance.of(published))
+                text = "within tolerance" if verdict == "pass" else f"outside, by {number(by)}"
+                cells = (
+                    each.title,
+                    metric,
+                    number(published),
+                    number(ours),
+                    signed(ours - published),
+                    text,
+                )
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def run_table(name: str) -> str:
+    protocols = (
+        ("full", "all items"),
+        ("popularity", "100 popularity"),
+        ("uniform", "100 uniform"),
+    )
+    columns = [(p, m, f"{m}, {what}") for p, what in protocols for m in ("HR@10", "NDCG@10")]
+    lines = [
+        "| model | " + " | ".join(title for *_, title in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for title, file in RUN_ROWS.items():
+        metrics = read(f"{name}/{file}")["metrics"]
+        lines.append(
+            f"| {title} | "
+            + " | ".join(number(metrics[p][m]["value"]) for p, m, _ in columns)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def run_facts(name: str) -> str:
+    events = [json.loads(line) for line in (RESULTS / name / "log.jsonl").read_text().splitlines()]
+    best: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["ndcg@10"] > best.get(event["stage"], {"ndcg@10": -1.0})["ndcg@10"]:
+            best[event["stage"]] = event
+    epochs = {event["stage"]: event["epoch"] for event in events}  # the last of each stage
+    stages = ", then ".join(
+        f"{epochs[stage]} epochs of the {stage} stage to {number(event['ndcg@10'])}"
+        for stage, event in best.items()
+    )
+    score = read(f"{name}/metrics.json")["metrics"]["full"]["NDCG@10"]
+    minutes = read(f"{name}/about.json")["training"]["seconds"] / 60
+    return (
+        f"The training took {minutes:.1f} minutes (validation NDCG@10: {stages}). "
+        f"Test NDCG@10 over all items is {number(score['value'])} "
+        f"(95 % interval {number(score['low'])}–{number(score['high'])})."
+    )
+
+
+def judgements() -> list[dict[str, Any]]:
+    folder = RESULTS / "reproductions"
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def reproduced_sentence() -> str:
+    done = [each["name"] for each in judgements()]
+    if not done:
+        return "None of them was run whole so far; the tables above judge what the labs hold."
+    return f"Run so far: {', '.join(done)}; the others were not (hours on two cores each)."
+
+
+def reproductions() -> Any:
+    for each in judgements():
+        lines = [
+            "| contender | metric | published | ours | difference | verdict |",
+            "|---|---|---:|---:|---:|---|",
+        ]
+        for claim in each["figures"]:
+            if claim["ours"] is None:
+                continue
+            verdict = claim["verdict"] + (
+                f" by {number(claim['missed_by'])}" if claim["missed_by"] else ""
+            )
+            cells = (
+                claim["title"],
+                claim["metric"],
+                number(claim["published"]),
+                number(claim["ours"]["value"]),
+            )
+            lines.append("| " + " | ".join((*cells, signed(claim["difference"]), verdict)) + " |")
+        budget = f" --budget {each['budget_minutes']:g}m" if each["budget_minutes"] else ""
+        command = f"{each['name']}{budget} --seeds {len(each['seeds'])}"
+        yield {"title": each["title"], "command": command, "table": "\n".join(lines)}
+
+
+if __name__ == "__main__":
+    main()
