@@ -21,6 +21,9 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 
 
+ATTENTION_MODELS = ("bert4rec", "sasrec")  # those that have heads
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -89,7 +92,7 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _heads_divide_dim(self) -> Self:
-        if self.dim % self.heads:
+        if self.name in ATTENTION_MODELS and self.dim % self.heads:
             raise ValueError(f"heads = {self.heads} does not divide dim = {self.dim}")
         return self
 
@@ -99,7 +102,7 @@ class TrainingConfig(Settings):
     batch_size: Positive = Field(128, description="sequences a step")
     epochs: Positive = Field(200, description="most passes over the training sequences")
     minutes: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="stop at the end of the epoch in which this much training time is over"
+        None, description="stop at the end of the epoch in which this much time of the loop is over"
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         1e-3, description="the highest one, after the warm-up; it decays linearly to zero"

@@ -126,7 +126,7 @@ def _fit(
         seconds = round(time.monotonic() - started, 1)
         return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
     longest = int(split.train.lengths.max())
-    plan = check_memory(config, split.n_items, longest, available_memory())
+    plan = check_memory(config, split.n_items, longest, available_memory(), sequences.n_users)
     hardware = choose_hardware(config.training)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.training.seed)

@@ -41,7 +41,8 @@ RawId = str | int
 class Recommendation:
     item: RawId
     score: float
-    probability: float  # the model's, over the whole catalogue, before any filter
+    probability: float  # softmax of the scores over the catalogue, before any filter: the model's
+    # own for one trained by cross-entropy, of others a way to compare scores
     title: str | None
 
 
@@ -175,9 +176,12 @@ class Recommender:
         self._check_knows_strangers()
         token = self._token_or_error(item)
         known, _ = self.vocabulary.encode(history)
-        read = known[-(self.config.model.max_len - 1) :]
-        if not read:
+        n_read = self.model.n_read
+        read = known if n_read is None else known[max(0, len(known) - n_read) :]
+        if not known:
             raise ValueError("history holds no known item: there is nothing to explain")
+        if not read:
+            raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         without_each = [read[:i] + read[i + 1 :] for i in range(len(read))]
         log_p = self._scores([read, *without_each]).log_softmax(1)[:, token]
         influences = [

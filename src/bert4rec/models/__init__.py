@@ -32,6 +32,7 @@ class Model(Protocol):
 
     n_items: int
     needs_known_user: ClassVar[bool]  # whether a history alone, of user -1, tells it nothing
+    n_read: int | None  # how many of a history's last items have a say; None is all
 
     def score(self, users: Tensor, history: Tensor) -> Tensor:
         """(B,) user rows, (B, L) tokens padded with `n_items` → (B, V) scores, higher is better."""

@@ -25,6 +25,7 @@ class BERT4Rec(Learned):
 
     def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
         super().__init__(n_items, config)
+        self.n_read: int | None = config.max_len - 1  # and [MASK] after them
         self.mask = n_items + 1
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None

@@ -28,6 +28,7 @@ class BPRMF:
     """
 
     needs_known_user: ClassVar[bool] = True
+    n_read: int | None = 0
 
     def __init__(self, user_factors: Tensor, item_factors: Tensor, is_known: Tensor) -> None:
         assert user_factors.shape[1] == item_factors.shape[1]

@@ -9,6 +9,9 @@ E holds the vectors of the last `window` items, zeros where a history is shorter
 A position is asked about the next three items (`training.n_targets`, T of the paper), each against
 three negatives, by `bce`. A stranger has no P_u.
 
+Where this differs from the paper: P_u starts at zero; and a negative may be another item of the
+user's history (only the target itself is left out).
+
 Shapes: B batch, L length, W window, D width, V items, M asked positions, N different ones of them.
 """
 
@@ -20,7 +23,6 @@ from torch import Tensor, nn
 
 from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
-from bert4rec.models.histories import last_items
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, known_users
 from bert4rec.models.output import Products
@@ -35,6 +37,7 @@ class Caser(Learned):
 
     def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
         super().__init__(n_items, config, n_users)
+        self.n_read = config.window
         dim, self.window = config.dim, config.window
         n_horizontal, n_vertical = config.horizontal_filters, config.vertical_filters
         self.users = Table(n_users, dim)  # P
@@ -47,11 +50,9 @@ class Caser(Learned):
         self.dropout = ByteDropout(config.dropout)
         self.output_items = Table(n_items, 2 * dim)  # W'
         self.output_bias = nn.Parameter(torch.zeros(n_items))  # b'
-        for table in (self.users, self.items, self.output_items):
+        nn.init.zeros_(self.users.weight)  # a user who never trains is a stranger
+        for table in (self.items, self.output_items):
             nn.init.normal_(table.weight, std=1 / table.embedding_dim)  # as in the authors' code
-
-    def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
-        return last_items(history, pad=self.pad, n=self.window)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
         at, which = torch.unique_consecutive(at, return_inverse=True)  # T targets ask one place
@@ -82,6 +83,3 @@ class Caser(Learned):
 
     def output(self) -> Products:
         return Products(self.output_items.weight, self.output_bias)
-
-    def item_vectors(self) -> Tensor:
-        return self.output_items.weight.detach()

@@ -11,7 +11,8 @@ the paper's two, with 5 negatives for each item.
 Where this differs from the paper: the sum is divided by the root of its number of items n. Adam
 moves all rows by steps of one size, and a plain sum of hundreds of them runs into the flat ends of
 σ: on ML-1M such a model was no better than popularity after six epochs. And the items are those
-that are read, at most `max_len`, instead of all that a user had.
+that are read, at most `max_len`, instead of all that a user had. A negative may be another item of
+the user's (only the target itself is left out).
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -43,21 +44,21 @@ class CDAE(Learned):
         self.output_items = Table(n_items, config.dim)  # W'
         self.output_bias = nn.Parameter(torch.zeros(n_items))  # b'
         self.dropout = ByteDropout(config.dropout)
-        for table, std in ((self.users, 0.02), (self.items, 0.02), (self.output_items, 0.1)):
+        nn.init.zeros_(self.users.weight)  # a user who never trains is a stranger
+        for table, std in ((self.items, 0.02), (self.output_items, 0.1)):
             nn.init.normal_(table.weight, std=std)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
         rows = at // tokens.shape[1]
         # Sorted, so that even the rounding of the sum is the same for every order of a history.
         tokens = tokens.sort(dim=1).values
-        counts = tokens != self.pad
+        counts = tokens < self.pad
+        n_all = (tokens != self.pad).sum(1)  # with those that training hides behind [MASK]
+        ratio = n_all / counts.sum(1).clamp(min=1)
         counts[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]  # an item counts once
-        n = counts.sum(1).clamp(min=1).float()
-        scale = 1.0 / n.sqrt()
-        if self.training:  # every item is asked about, hidden or not: that tells how many there are
-            n_all = torch.bincount(rows, minlength=len(tokens))
-            ratio = n_all / (tokens != self.pad).sum(1).clamp(min=1)
-            scale = ratio / (n * ratio).sqrt()
+        n = counts.sum(1).clamp(min=1)
+        scale = (ratio / n).sqrt()  # ratio / √(n · ratio)
+        tokens = tokens.clamp(max=self.pad)
         history = (counts.float()[:, None] @ self.items(tokens))[:, 0]  # (B, D)
         history = history * scale[:, None]
         hidden = torch.sigmoid(history + known_users(self.users, users) + self.bias)
@@ -66,6 +67,3 @@ class CDAE(Learned):
 
     def output(self) -> Products:
         return Products(self.output_items.weight, self.output_bias)
-
-    def item_vectors(self) -> Tensor:
-        return self.output_items.weight.detach()

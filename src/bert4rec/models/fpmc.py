@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
-from bert4rec.models.histories import last_items
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, known_users
 from bert4rec.models.output import Products
@@ -34,16 +33,14 @@ class FPMC(Learned):
 
     def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
         super().__init__(n_items, config, n_users)
+        self.n_read = 1
         self.users = Table(n_users, config.dim)
         self.last_items = Table(n_items + 1, config.dim)  # and a row for PAD, never read
         self.next_items = Table(n_items, 2 * config.dim)
         self.dropout = ByteDropout(config.dropout)
-        self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
-        for table in (self.users, self.last_items, self.next_items):
+        nn.init.zeros_(self.users.weight)  # a user who never trains is a stranger
+        for table in (self.last_items, self.next_items):
             nn.init.normal_(table.weight, std=0.01)
-
-    def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
-        return last_items(history, pad=self.pad, n=1)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
         likes = known_users(self.users, users).index_select(0, at // tokens.shape[1])
@@ -53,8 +50,4 @@ class FPMC(Learned):
         return out
 
     def output(self) -> Products:
-        assert isinstance(self.no_bias, Tensor)
         return Products(self.next_items.weight, self.no_bias)
-
-    def item_vectors(self) -> Tensor:
-        return self.next_items.weight.detach()

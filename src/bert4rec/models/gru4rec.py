@@ -60,9 +60,6 @@ class GRU4Rec(Learned):
         table = self.items if self.output_items is None else self.output_items
         return Products(table.weight, self.output_bias)
 
-    def item_vectors(self) -> Tensor:
-        return self.output().weight[: self.n_items].detach()
-
 
 def recurrent_layers(dim: int, width: int, n_layers: int) -> nn.GRU:
     """r, z = σ(W x + U h + b), n = tanh(W x + r ∘ (U h + b)), h = (1 - z) ∘ n + z ∘ h.

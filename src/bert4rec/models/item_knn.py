@@ -29,6 +29,7 @@ class ItemKNN:
     """
 
     needs_known_user: ClassVar[bool] = False
+    n_read: int | None = None
 
     def __init__(self, offsets: Tensor, columns: Tensor, values: Tensor) -> None:
         self.n_items = len(offsets) - 2

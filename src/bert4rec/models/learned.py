@@ -14,8 +14,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import FOR_TRAINING, Size
 from bert4rec.models.histories import last_items
 from bert4rec.models.onednn import without_onednn
-from bert4rec.models.output import Output
-from bert4rec.models.table import Table
+from bert4rec.models.output import Output, Products
 
 TaskName = Literal["cloze", "next-item", "reconstruction"]
 
@@ -32,10 +31,14 @@ class Learned(nn.Module):
     needs_known_user: ClassVar[bool] = False  # whether a history alone tells it nothing
     piece: ClassVar[Size] = FOR_TRAINING  # how much of a batch is computed at a time
 
+    no_bias: Tensor  # (V,) zeros, for outputs that have none
+
     def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
         super().__init__()
         self.n_items, self.n_users, self.max_len = n_items, n_users, config.max_len
+        self.n_read: int | None = config.max_len
         self.pad = n_items
+        self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
         """(B, L) tokens padded at the end, (M,) flat positions in row order, (B,) → (M, D).
@@ -58,7 +61,8 @@ class Learned(nn.Module):
 
     def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens that are read of each history, and the flat position that is asked."""
-        return last_items(history, pad=self.pad, n=self.max_len)
+        assert self.n_read is not None
+        return last_items(history, pad=self.pad, n=self.n_read)
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
@@ -72,8 +76,8 @@ class Learned(nn.Module):
 
     def item_vectors(self) -> Tensor | None:
         """(V, D) vectors whose directions say which items are alike, of models that have such."""
-        items = getattr(self, "items", None)
-        return items.weight[: self.n_items].detach() if isinstance(items, Table) else None
+        output = self.output()
+        return output.weight[: self.n_items].detach() if isinstance(output, Products) else None
 
     def _stop_training(self) -> None:
         """`eval()` for several threads: the parts come first, so that none sees it half done."""

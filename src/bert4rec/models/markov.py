@@ -30,6 +30,7 @@ class MarkovChain:
     """
 
     needs_known_user: ClassVar[bool] = False
+    n_read: int | None = 1
 
     def __init__(
         self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor

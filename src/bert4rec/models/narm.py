@@ -38,7 +38,6 @@ class NARM(Learned):
         self.v = nn.Parameter(torch.empty(width))
         self.dropout_output = ByteDropout(config.last_dropout)
         self.decoder = nn.Linear(2 * width, config.dim, bias=False)  # B
-        self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
         nn.init.normal_(self.items.weight, std=config.dim**-0.5)
         nn.init.normal_(self.v, std=width**-0.5)
 
@@ -50,8 +49,4 @@ class NARM(Learned):
         return out
 
     def output(self) -> Products:
-        assert isinstance(self.no_bias, Tensor)
         return Products(self.items.weight, self.no_bias)
-
-    def item_vectors(self) -> Tensor:
-        return self.items.weight[: self.n_items].detach()

@@ -7,8 +7,8 @@ With D predictive factors, p and q are D wide, p' and q' 2D, and the tower is 4D
 is `bce` with 4 uniform negatives. A stranger has no vectors, so only known users can be answered.
 
 Where this differs from the paper: both paths are trained together from the start, without being
-pre-trained apart; dropout of the user's vectors is there for those who want it; and the first item
-of a window is no target, as the task is that of the models that read a history.
+pre-trained apart; dropout of the user's vectors is there for those who want it; and a negative may
+be another item of the user's (only the target itself is left out).
 
 Shapes: B batch, L length, D predictive factors, V items, M vectors, K items each.
 """
@@ -24,7 +24,6 @@ from torch.utils.checkpoint import checkpoint
 
 from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
-from bert4rec.models.histories import last_items
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned
 from bert4rec.models.table import Table, rows_of
@@ -35,12 +34,13 @@ MOST_HIDDEN = 2**22  # numbers of the tower's widest layer that are held at a ti
 class NeuMF(Learned):
     """A position's vector is its user's: [p_u ; the user's part of the tower's first layer]."""
 
-    task = "next-item"
+    task = "reconstruction"
     needs_known_user = True
     piece = Size(16384, 4000)  # nothing is computed at a position
 
     def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
         super().__init__(n_items, config, n_users)
+        self.n_read = 1
         self.dim = dim = config.dim
         self.users = Table(n_users, 3 * dim)  # p and p'
         self.items = Table(n_items, 3 * dim)  # q and q'
@@ -52,9 +52,6 @@ class NeuMF(Learned):
         self.dropout = ByteDropout(config.dropout)
         for table in (self.users, self.items):
             nn.init.normal_(table.weight, std=0.01)  # the paper's
-
-    def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
-        return last_items(history, pad=self.pad, n=1)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
         if bool((users < 0).any()):
@@ -80,6 +77,10 @@ class TwoPaths(NamedTuple):
     item_layer: nn.Linear
     tower: nn.Linear
     final: nn.Linear
+
+    @property
+    def n_items(self) -> int:
+        return len(self.items)
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
         vectors = rows_of(self.items, items, is_sparse=True)  # (1 or M, K, 3D)

@@ -14,6 +14,9 @@ from bert4rec.models.table import rows_of
 
 
 class Output(Protocol):
+    @property
+    def n_items(self) -> int: ...
+
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
         """(M, D), (M, K) or (1, K) for the same items everywhere → (M, K)."""
         ...
@@ -32,6 +35,10 @@ class Products(NamedTuple):
 
     weight: Tensor  # (≥V, D)
     bias: Tensor  # (V,), zeros that are no parameter where a model has none
+
+    @property
+    def n_items(self) -> int:
+        return len(self.bias)
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
         vectors = rows_of(self.weight, items, is_sparse=True)  # (1 or M, K, D)

@@ -19,6 +19,7 @@ class Popularity:
     """
 
     needs_known_user: ClassVar[bool] = False
+    n_read: int | None = 0
 
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts.to(torch.int64)  # (V,)

@@ -5,8 +5,9 @@ paper's, full cross-entropy or `bce` with 3,000 negatives is SASRec+ (Klenitskiy
 2023), `gbce` is gSASRec (Petrov & Macdonald, RecSys 2023).
 
 Where this differs from the authors' code: positions count from the first item that is read, not
-from the padding, so that padding changes no score; and a negative may be another item of the
-user's history (only the target itself is left out).
+from the padding, so that padding changes no score; a negative may be another item of the user's
+history (only the target itself is left out); and the heads are mixed by one more matrix, as in the
+Transformer.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -39,7 +40,6 @@ class SASRec(Learned):
             for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.dim)
-        self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
         self.apply(initialise)
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
@@ -53,15 +53,15 @@ class SASRec(Learned):
         return out
 
     def output(self) -> Products:
-        assert isinstance(self.no_bias, Tensor)
         return Products(self.items.weight, self.no_bias)
 
 
 class CausalBlock(nn.Module):
-    """x = Q + Dropout(Attention(Q, x, x)) with Q = LN(x), then y = LN(x) + FFN(LN(x)) (Eq. 2–5).
+    """x = Q + Attention(Q, x, x) with Q = LN(x), then y = LN(x) + Dropout(FFN(LN(x))) (Eq. 2–5).
 
     Only the query is normalised, and the normalised one is what the residual adds, as in the
-    authors' code. The net's inner width is D, its activation ReLU.
+    authors' code; their dropout of attention probabilities is a setting. The net's inner width is
+    D, its activation ReLU.
     """
 
     def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:

@@ -40,7 +40,6 @@ class STAMP(Learned):
         self.v = nn.Parameter(torch.empty(dim))  # W₀
         self.session = nn.Linear(dim, dim)  # W_s, b_s
         self.last = nn.Linear(dim, dim)  # W_t, b_t
-        self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
         nn.init.normal_(self.items.weight, std=dim**-0.5)
         nn.init.normal_(self.v, std=0.05)
 
@@ -54,8 +53,4 @@ class STAMP(Learned):
         return torch.tanh(self.session(attended)) * torch.tanh(self.last(last))
 
     def output(self) -> Products:
-        assert isinstance(self.no_bias, Tensor)
         return Products(self.items.weight, self.no_bias)
-
-    def item_vectors(self) -> Tensor:
-        return self.items.weight[: self.n_items].detach()

@@ -91,16 +91,17 @@ def next_item_task(train: Spans, n_items: int, config: Config) -> Task:
 
 
 def reconstruction_task(train: Spans, n_items: int, config: Config) -> Task:
-    """Every item of a window, from the window with some items hidden (a denoising autoencoder)."""
+    """Any item of a window, from the window with some hidden (a denoising autoencoder)."""
     settings = config.training
     windows = sliding_windows(train, config.model.max_len, settings.window_step)
 
     def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        real = sequences != n_items
+        asked = real = sequences != n_items
         hidden = (torch.rand(sequences.shape, generator=generator) < settings.mask_ratio) & real
-        return sequences.masked_fill(hidden, n_items), sequences.masked_fill(~real, IGNORE)[
-            ..., None
-        ]
+        if settings.max_masked is not None:
+            asked = some_of(real, settings.max_masked, generator)
+        inputs = sequences.masked_fill(hidden, n_items + 1)
+        return inputs, sequences.masked_fill(~asked, IGNORE)[:, :, None]
 
     return Task(lambda _: windows, ask)
 
@@ -224,14 +225,17 @@ def make_batch(
     pad: int,
     generator: torch.Generator,
     size: Size = FOR_TRAINING,
+    n_workers: int = 1,
 ) -> Batch:
+    """The questions of the windows `rows`, in pieces of at most `size`, so that no worker idles."""
     rows = rows[np.argsort(-windows.lengths[rows], kind="stable")]
     sequences = torch.from_numpy(windows.padded(rows, pad))
     inputs, targets = task.ask(sequences, generator)
     lengths = windows.lengths[rows] - (sequences.shape[1] - inputs.shape[1])
     users = torch.from_numpy(windows.users[rows])
+    fair = max(FOR_TRAINING.positions, -(-int(lengths.sum()) // n_workers))
     pieces = []
-    for piece in like_lengths(lengths, size):
+    for piece in like_lengths(lengths, Size(min(size.positions, fair), size.padding)):
         part = (piece, slice(0, int(lengths[piece.start])))
         answers = targets[part].flatten()
         asked = (answers != IGNORE).nonzero()[:, 0]

@@ -20,7 +20,7 @@ from bert4rec.models.table import Table
 from bert4rec.parallel import Workers
 from bert4rec.training.batches import Batch, Piece
 from bert4rec.training.hardware import Hardware
-from bert4rec.training.losses import Loss
+from bert4rec.training.losses import Loss, leaves_most_alone
 
 CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 
@@ -37,7 +37,7 @@ class Gradients:
     ) -> None:
         self.loss, self.workers, self.hardware = loss, workers, hardware
         for table in _tables(model):
-            table.sparse = loss.is_sparse
+            table.sparse = loss.is_sparse and leaves_most_alone(table.num_embeddings)
         self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
         if compiles:  # copies only: the model itself stays as it is, to be scored and saved
@@ -46,10 +46,10 @@ class Gradients:
                 for module in each.modules():
                     if isinstance(module, FeedForward):
                         module.compile(dynamic=True)
-        if not loss.is_sparse:
-            # Gradients that are added to in place, from the first step on.
-            for each in {model, *self.models}:
-                for table in _tables(each):
+        # Gradients that are added to in place, from the first step on.
+        for each in {model, *self.models}:
+            for table in _tables(each):
+                if not table.sparse:
                     table.weight.grad = torch.zeros_like(table.weight)
         self.dropouts = [
             [module for module in each.modules() if isinstance(module, ByteDropout)]

@@ -174,13 +174,22 @@ class _Trainer:
         n_windows = len(stage.task.windows(np.random.default_rng(0)))
         steps_an_epoch = -(-n_windows // self.config.training.batch_size)
         total = stage.epochs * steps_an_epoch
+        if total == 0 and progress.stage == 0:
+            raise ValueError(
+                "no history is long enough to train on: the model needs users with two or more "
+                "actions in the training part; use more data or weaker filters"
+            )
         if total == 0:
             self.display.say(f"{stage.name}: left out, no history is long enough to train on")
+        elif progress.stage > 0 and self._is_out_of_time():
+            self.display.say(f"{stage.name}: left out, training.minutes are over")
         self.display.stage(stage.name, progress.step, total)
         if progress.stage > 0 and progress.step == 0:
             self.model.load_state_dict(self.best)  # from the best of the stage before, not its last
         has_patience_left = True
-        while progress.step < total and has_patience_left and not self._is_out_of_time():
+        while progress.step < total and has_patience_left:
+            if progress.batch == 0 and self._is_out_of_time():  # an epoch that has begun is ended
+                break
             generator = np.random.default_rng([seed, progress.stage, progress.epoch])
             windows = stage.task.windows(generator)
             started = time.monotonic()
@@ -220,7 +229,8 @@ class _Trainer:
         def make(numbered: tuple[int, NDArray[np.int64]]) -> Batch:
             step, rows = numbered
             masks = torch.Generator().manual_seed(self._seed(step))
-            return make_batch(task, windows, rows, self.model.pad, masks, self.model.piece)
+            size, n_workers = self.model.piece, self.workers.n
+            return make_batch(task, windows, rows, self.model.pad, masks, size, n_workers)
 
         rest = enumerate(order[self.progress.batch :], self.progress.step)
         return self.preparer.stream(make, rest, ahead=2)

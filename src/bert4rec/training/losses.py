@@ -22,8 +22,8 @@ Negatives are drawn with replacement from all items, in proportion to a power of
 uniformly. Fewer than 64 are drawn for each asked position; from 64 on the positions of a piece
 share one draw, so that scoring them is a matrix product: each still sees k independent items. With
 `negatives = "in-batch"` nothing is drawn: the positions of a piece are dealt into groups of k + 1,
-and the negatives of each are the targets of the others, as in GRU4Rec's mini-batches. A negative
-that is the target does not count.
+and the negatives of each are the targets of the others: close to GRU4Rec's mini-batches, though
+some come from the same sequence. A negative that is the target does not count.
 
 Shapes: M asked positions, K negatives, D width, V items.
 """
@@ -31,6 +31,7 @@ Shapes: M asked positions, K negatives, D width, V items.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -48,17 +49,17 @@ from bert4rec.training.full_softmax import add_cross_entropy
 from bert4rec.training.negatives import Negatives, by_popularity, random_groups
 
 SHARED_FROM = 64
-SPARSE_FROM = 20_000  # items; of fewer a batch touches so many that whole gradients are quicker
+SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that whole gradients are quicker
 AT_ONCE = 2**22  # numbers that are held at a time: scores, or vectors of a position's own negatives
 
 
-def leaves_most_alone(n_items: int) -> bool:
-    """Whether a step of a sampled loss touches so few items that the others should cost nothing."""
-    return n_items >= SPARSE_FROM
+def leaves_most_alone(n_rows: int) -> bool:
+    """Whether a sampled loss touches so few rows of a table that the others should cost nothing."""
+    return n_rows >= SPARSE_FROM
 
 
 class Loss(Protocol):
-    is_sparse: bool  # whether the gradient of item vectors is kept for the touched rows only
+    is_sparse: bool  # whether a step touches some items only
 
     def __call__(
         self,
@@ -89,30 +90,36 @@ class CrossEntropy:
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         if h.device.type != "cpu" or not isinstance(output, Products):
-            return _by_autograd(
-                h,
-                lambda h: share * F.cross_entropy(output.all_scores(h), targets, reduction="sum"),
-            )
+            return self._in_parts(h, output, targets, share)
         weight, bias = output
         for parameter in (weight, bias):
-            if parameter.grad is None:
+            if parameter.grad is None and parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         assert weight.grad is not None
-        assert bias.grad is not None
         return add_cross_entropy(
             h,
             weight.detach()[: len(bias)],
             bias.detach(),
             targets,
             weight.grad[: len(bias)],
-            bias.grad,
+            torch.zeros_like(bias) if bias.grad is None else bias.grad,
             share=share,
             memory=self.memory,
         )
 
+    def _in_parts(
+        self, h: Tensor, output: Output, targets: Tensor, share: float
+    ) -> tuple[Tensor, Tensor]:
+        def value(h: Tensor, targets: Tensor) -> Tensor:
+            return share * F.cross_entropy(output.all_scores(h), targets, reduction="sum")
+
+        return _over_parts(value, max(1, self.memory // (4 * output.n_items)), h, targets)
+
 
 class Sampled:
     """A loss of the target's score, (M,), and those of its negatives, (M, K)."""
+
+    is_sparse = True
 
     def __init__(
         self,
@@ -123,7 +130,6 @@ class Sampled:
         log_q: bool,
     ) -> None:
         self.formula, self.negatives = formula, negatives
-        self.is_sparse = leaves_most_alone(negatives.n_items)
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
@@ -164,9 +170,10 @@ class Sampled:
 
 
 class InBatch:
+    is_sparse = True
+
     def __init__(self, negatives: Negatives) -> None:
         self.negatives = negatives
-        self.is_sparse = leaves_most_alone(negatives.n_items)
 
     def __call__(
         self,
@@ -177,26 +184,27 @@ class InBatch:
         share: float,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
-        correction = self.negatives.log_expected(targets, max(1, len(targets) - 1))
-        is_own = targets[None] == targets[:, None]
+        negatives = targets
+        correction = self.negatives.log_expected(negatives, max(1, len(negatives) - 1))
 
-        def value(h: Tensor) -> Tensor:
-            scores = output.scores(h, targets[None])
-            target_scores = scores.diagonal()
-            scores = (scores - correction).masked_fill(is_own, -torch.inf)
-            return share * formulas.softmax(target_scores, scores).sum()
+        def value(h: Tensor, targets: Tensor) -> Tensor:
+            scores = output.scores(h, negatives[None]) - correction
+            scores = scores.masked_fill(negatives == targets[:, None], -torch.inf)
+            own = output.scores(h, targets[:, None])[:, 0]
+            return share * formulas.softmax(own, scores).sum()
 
-        return _by_autograd(h, value)
+        return _over_parts(value, max(1, AT_ONCE // len(targets)), h, targets)
 
 
 class AmongTargets:
     """A sampled loss whose negatives are the targets of k other positions."""
 
+    is_sparse = True
+
     def __init__(
         self, formula: Formula, popularity: Negatives, n_negatives: int, *, log_q: bool
     ) -> None:
         self.formula, self.popularity = formula, popularity
-        self.is_sparse = leaves_most_alone(popularity.n_items)
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
@@ -270,6 +278,21 @@ def make_loss(config: TrainingConfig, train_counts: NDArray[np.int64]) -> Loss:
         return AmongTargets(formula, by_popularity(train_counts), k, log_q=log_q)
     power = config.negatives_power if config.negatives == "popularity" else 0.0
     return Sampled(formula, by_popularity(train_counts, power), k, log_q=log_q)
+
+
+def _over_parts(
+    value: Callable[[Tensor, Tensor], Tensor], n_rows: int, h: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The sum of `value` over some rows at a time, and the gradient of each row."""
+    parts = []
+    for first in range(0, len(h), n_rows):
+        rows = slice(first, first + n_rows)
+        parts.append(_by_autograd(h[rows], partial(_with_targets, value, targets[rows])))
+    return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([grad for _, grad in parts])
+
+
+def _with_targets(value: Callable[[Tensor, Tensor], Tensor], targets: Tensor, h: Tensor) -> Tensor:
+    return value(h, targets)
 
 
 def _by_autograd(h: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

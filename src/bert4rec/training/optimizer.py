@@ -22,7 +22,7 @@ class Optimizer:
         self.parameters = dict(model.named_parameters())
         self.clip_norm = config.clip_norm
         tables = [module for module in model.modules() if isinstance(module, Table)]
-        rows = [table.weight for table in tables] if is_sparse else []
+        rows = [table.weight for table in tables if table.sparse] if is_sparse else []
         dense = [p for p in model.parameters() if not any(p is row for row in rows)]
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [

@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from bert4rec.config import Config
 from bert4rec.models import LEARNED
 from bert4rec.parallel import default_workers
 from bert4rec.ranking import SCORES_BYTES
-from bert4rec.training.losses import leaves_most_alone
+from bert4rec.training.losses import AT_ONCE, leaves_most_alone
 
 FLOAT = 4
 GIB = 2**30
@@ -36,20 +38,17 @@ class MemoryPlan:
         )
 
 
-def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
-    """An estimate from the shapes; `longest` is the longest training history."""
+def plan_memory(config: Config, n_items: int, longest: int, n_users: int = 0) -> MemoryPlan:
+    """An estimate from the shapes; `longest` is the longest training history.
+
+    What is kept between the passes is that of the Transformer; other models keep less.
+    """
     model, training = config.model, config.training
     length = min(model.max_len, longest)
     n_workers = training.workers or default_workers()
-    n_parameters = (
-        (n_items + 2 + model.max_len) * model.dim
-        + n_items
-        + model.layers * (12 * model.dim**2 + 13 * model.dim)
-        + model.dim**2
-        + 5 * model.dim
-    )
+    n_parameters = _n_parameters(config, n_items, n_users)
     # A worker holds one piece of the batch at a time.
-    at_once = LEARNED[model.name].piece.positions if model.name in LEARNED else 0
+    at_once = LEARNED[model.name].piece.positions
     positions = min(training.batch_size * length, max(at_once, length))
     # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
     # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
@@ -59,33 +58,43 @@ def plan_memory(config: Config, n_items: int, longest: int) -> MemoryPlan:
     scores = min(max(SCORES_BYTES, n_items * FLOAT), VALIDATION_ROWS * n_items * FLOAT)
     validation = 2 * scores  # and comparisons with them
     if training.loss == "cross-entropy":
-        asked = int(positions * training.mask_ratio) + 1
+        is_cloze = LEARNED[model.name].task == "cloze"
+        asked = int(positions * training.mask_ratio) + 1 if is_cloze else positions
         loss = min(training.loss_memory_mb * 2**20, asked * n_items * FLOAT)
         gradients = n_workers * n_parameters * FLOAT
     else:  # the gradient is sparse: rows of the piece, the targets and the negatives
-        loss = (3 * training.n_negatives * positions + 4 * positions * model.dim) * FLOAT
+        n_scores = min(training.n_negatives * positions, AT_ONCE)
+        loss = (3 * n_scores + 4 * positions * model.dim) * FLOAT
         n_whole = n_parameters // 10 if leaves_most_alone(n_items) else n_workers * n_parameters
         gradients = n_whole * FLOAT
     batch = n_workers * max(int(1.3 * kept) + loss, validation)
     return MemoryPlan(2 * n_parameters * FLOAT, 2 * n_parameters * FLOAT + gradients, batch)
 
 
-def check_memory(config: Config, n_items: int, longest: int, available: int | None) -> MemoryPlan:
+def _n_parameters(config: Config, n_items: int, n_users: int) -> int:
+    with torch.device("meta"):  # shapes only, no memory
+        model = LEARNED[config.model.name](n_items, config.model, n_users)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def check_memory(
+    config: Config, n_items: int, longest: int, available: int | None, n_users: int = 0
+) -> MemoryPlan:
     """The plan; a ValueError that says which settings would fit when this one does not."""
-    plan = plan_memory(config, n_items, longest)
+    plan = plan_memory(config, n_items, longest, n_users)
     if available is None or plan.total <= available:
         return plan
     raise ValueError(
         f"this run needs about {_size(plan.total)} of memory and {_size(available)} are free. "
-        f"{plan}. {_advice(config, n_items, longest, available)}"
+        f"{plan}. {_advice(config, n_items, longest, available, n_users)}"
     )
 
 
-def _advice(config: Config, n_items: int, longest: int, available: int) -> str:
+def _advice(config: Config, n_items: int, longest: int, available: int, n_users: int) -> str:
     def fits(section: str, **changes: float) -> bool:
         settings = getattr(config, section).model_copy(update=changes)
         smaller = config.model_copy(update={section: settings})
-        return plan_memory(smaller, n_items, longest).total <= available
+        return plan_memory(smaller, n_items, longest, n_users).total <= available
 
     ideas = []
     for key, section, smallest in (
