@@ -12,8 +12,6 @@ import torch
 from toys import cycle, quiet, random_histories, sequences_of
 
 from bert4rec.config import Config, load_config
-from bert4rec.data.splits import leave_one_out
-from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.lab.contenders import TITLES
 from bert4rec.models import FITTED, MODELS, Model
 from bert4rec.pipeline import train_recommender
@@ -116,28 +114,34 @@ def test_who_reads_the_order_of_a_history_and_who_cannot(recipe: str) -> None:
     assert is_same == (recipe in ORDER_BLIND)
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ORDER_BLIND])
+def reads_order_left_to_right(recipe: str) -> bool:
+    return recipe not in ORDER_BLIND and load_config(recipe).model.name != "bert4rec"
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if reads_order_left_to_right(name)])
 def test_a_model_that_reads_order_learns_what_comes_next(recipe: str, tmp_path: Path) -> None:
-    """a → b → c → … → a. Whoever ignores order is right one time in eight at best."""
+    """a → b → c → … → a. Whoever ignores order is right one time in eight at best.
+
+    BERT4Rec takes longer, and has a test of its own (test_model.py).
+    """
     sequences = cycle()
     config = config_of(
         recipe,
         "model.dim=16",
-        "model.dropout=0.1",
-        "training.epochs=60",
-        "training.learning_rate=5e-3",
+        "model.dropout=0",
+        "model.output_dropout=0",
+        "training.epochs=25",
+        "training.learning_rate=2e-2",
+        "training.warmup_steps=5",
         "training.max_masked=none",
-        "training.patience=none",
-        "training.validate_every=10",
-        "second_stage.epochs=10",
-        "evaluation.exclude_seen=false",
+        "training.n_targets=1",  # with several, the next but one is as good an answer
+        "training.validate_every=25",
+        "evaluation.exclude_seen=false",  # the next item of a cycle has been seen before
     )
     outcome = train_recommender(
         sequences, config, tmp_path / "model", baselines=False, console=quiet()
     )
-    split = leave_one_out(sequences)
-    ranks = full_ranks(outcome.recommender.model, split.test, exclude_seen=False)
-    assert float((ranks == 1).float().mean()) > 0.9
+    assert outcome.evaluation.value("HR@1") > 0.95
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

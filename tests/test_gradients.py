@@ -8,13 +8,17 @@ from toys import random_histories, small_config
 
 from bert4rec.config import Config
 from bert4rec.data.pieces import FOR_TRAINING, Size
-from bert4rec.data.splits import leave_one_out
+from bert4rec.data.splits import Split, leave_one_out
+from bert4rec.models import LEARNED
 from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned
+from bert4rec.models.table import Table
 from bert4rec.parallel import Workers
 from bert4rec.training import losses
-from bert4rec.training.batches import Batch, cloze_task, make_batch
+from bert4rec.training.batches import TASKS, Batch, cloze_task, make_batch
 from bert4rec.training.gradients import Gradients, clip_gradient, share_out
 from bert4rec.training.losses import make_loss
+from bert4rec.training.negatives import Negatives
 from bert4rec.training.optimizer import Optimizer
 
 
@@ -120,3 +124,95 @@ def test_workers_take_their_share_of_the_cores_and_leave_others_alone() -> None:
     assert torch.get_num_threads() == before
     with Workers(1) as one:
         assert one.map(lambda _: torch.get_num_threads(), [0]) == [before]
+
+
+N_USERS = 20  # fewer than items
+N_FIXED = 3  # negatives that every position has, so that no division of the work changes a loss
+
+
+def batch_of(kind: type[Learned], config: Config) -> tuple[Batch, Split]:
+    split = leave_one_out(random_histories(0, n_users=N_USERS))
+    task = TASKS[kind.task](split.train, split.n_items, config)
+    windows = task.windows(np.random.default_rng(0))
+    masks = torch.Generator().manual_seed(0)
+    rows = np.arange(len(windows))
+    batch = make_batch(task, windows, rows, split.n_items, masks, Size(80, 20))
+    assert len(batch.pieces) > 3
+    return batch, split
+
+
+def large_weights(kind: type[Learned], config: Config, n_items: int) -> Learned:
+    torch.manual_seed(1)
+    model = kind(n_items, config.model, N_USERS).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def plain_loss(model: Learned, batch: Batch, loss: str) -> torch.Tensor:
+    total = torch.zeros(())
+    for piece in batch.pieces:
+        scores = model.output().all_scores(model.asked(piece.tokens, piece.at, piece.users))
+        if loss == "cross-entropy":
+            total = total + F.cross_entropy(scores, piece.targets, reduction="sum")
+            continue
+        wanted = scores.gather(1, piece.targets[:, None])[:, 0]
+        counts = torch.arange(N_FIXED) != piece.targets[:, None]
+        unwanted = (F.logsigmoid(-scores[:, :N_FIXED]) * counts).sum()
+        total = total - F.logsigmoid(wanted).sum() - unwanted
+    return total / batch.n_asked
+
+
+def dense(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like) if gradient is None else gradient.to_dense()
+
+
+def assert_same_gradients(model: Learned, plain: Learned, n_times: int) -> None:
+    theirs = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        wanted = dense(theirs[name].grad, parameter)
+        difference = (dense(parameter.grad, parameter) / n_times - wanted).abs().max()
+        assert difference <= 1e-5 * max(1.0, float(wanted.abs().max())), name
+
+
+@pytest.mark.parametrize(
+    ("loss", "sparse_from"),
+    [("cross-entropy", 0), ("bce", losses.SPARSE_FROM), ("bce", N_USERS + 1), ("bce", 0)],
+)
+@pytest.mark.parametrize("name", list(LEARNED))
+def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_autograd(
+    name: str, loss: str, sparse_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fixed(self: Negatives, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+        return torch.arange(N_FIXED).expand(shape)
+
+    monkeypatch.setattr(Negatives, "draw", fixed)
+    monkeypatch.setattr(losses, "SPARSE_FROM", sparse_from)
+    config = small_config(
+        f"model.name={name}", f"loss={loss}", f"n_negatives={N_FIXED}", "dropout=0"
+    )
+    kind = LEARNED[name]
+    batch, split = batch_of(kind, config)
+    plain = large_weights(kind, config, split.n_items)
+    expected = plain_loss(plain, batch, loss)
+    expected.backward()
+    for n_workers in (1, 2):
+        model = large_weights(kind, config, split.n_items)
+        tables = [module for module in model.modules() if isinstance(module, Table)]
+        with Workers(n_workers) as workers:
+            minimised = make_loss(config.training, split.train_counts)
+            gradients = Gradients(model, minimised, workers)
+            for table in tables:
+                assert table.sparse == (loss == "bce" and table.num_embeddings >= sparse_from)
+            in_place = {table: table.weight.grad for table in tables if not table.sparse}
+            # Twice: what a worker has handed over must not be counted again.
+            values = [gradients.add(batch, 0) for _ in range(2)]
+        assert values == pytest.approx([float(expected.detach())] * 2, rel=1e-5)
+        assert_same_gradients(model, plain, n_times=2)
+        for table in tables:
+            gradient = table.weight.grad
+            assert gradient is not None
+            assert gradient.is_sparse == table.sparse
+            if not table.sparse:  # the same memory as before
+                assert gradient is in_place[table]

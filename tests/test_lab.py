@@ -17,8 +17,10 @@ from bert4rec.cli import app
 from bert4rec.config import Config, load_config, recipe_names
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import leave_one_out
-from bert4rec.lab.contenders import TITLES, choose_contenders
-from bert4rec.lab.plan import parse_budget, plan_lab
+from bert4rec.lab.budget import parse_budget
+from bert4rec.lab.contenders import TITLES, choose_contenders, split_names
+from bert4rec.lab.one import _is_stopped_by_clock
+from bert4rec.lab.plan import Run, plan_lab
 from bert4rec.lab.run import run_lab
 from bert4rec.training.rehearsal import HARD_STOP, Pace, epochs_within, fit_into
 
@@ -115,6 +117,7 @@ def test_costs_are_those_of_the_run(lab: Path) -> None:
     assert tiny["settings"]["training.minutes"] == pytest.approx(HARD_STOP * 10)
     assert 0 < tiny["training_seconds"] < 60
     assert counted["epochs"] is None
+    assert (tiny["stopped_by_clock"], counted["stopped_by_clock"]) == (False, False)
     for cost in (tiny, counted):
         assert cost["n_parameters"] > 0
         assert cost["scoring_users_per_second"] > 10
@@ -130,6 +133,36 @@ def test_a_model_that_fails_says_why_and_does_not_stop_the_others(lab: Path) -> 
     assert shown.exit_code == 0
     assert "failed: broken, seed 0: training.device = 'mps'" in shown.stderr
     assert "Markov" in shown.stdout
+
+
+def test_an_option_that_would_do_nothing_is_refused_by_name(tmp_path: Path) -> None:
+    for option, name in ((["--seeds", "2"], "--seeds"), (["--set", "dim=8"], "--set")):
+        command = ["lab", "--report-only", "--out", str(tmp_path), *option]
+        done = CliRunner().invoke(app, command)
+        assert isinstance(done.exception, ValueError)
+        assert str(done.exception) == f"{name} does nothing with --report-only: leave it out"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "second", "seconds", "is_stopped"),
+    [
+        ({"cloze": 7}, 0, 60.0, True),
+        ({"cloze": 10}, 0, 60.0, False),  # all epochs, however late
+        ({"cloze": 7}, 0, 30.0, False),  # its patience was over
+        ({"cloze": 10}, 5, 60.0, True),  # the second stage never began
+        ({"cloze": 7, "last-item": 5}, 5, 60.0, False),
+    ],
+)
+def test_a_run_that_the_clock_stopped_is_told_from_one_that_had_learned_all_it_could(
+    tmp_path: Path, epochs: dict[str, int], second: int, seconds: float, is_stopped: bool
+) -> None:
+    run = Run(tmp_path, "x", 0)
+    run.folder.mkdir(parents=True)
+    lines = [json.dumps({"stage": stage, "epoch": n}) for stage, n in epochs.items()]
+    (run.folder / "log.jsonl").write_text("\n".join(lines))
+    config = small_config("epochs=10", "minutes=1", f"second_stage.epochs={second}")
+    assert _is_stopped_by_clock(run, config, seconds) == is_stopped
+    assert not _is_stopped_by_clock(run, load_config("popularity", None, ["minutes=1"]), seconds)
 
 
 def test_what_is_done_is_kept_and_what_differs_is_refused(
@@ -210,6 +243,27 @@ def test_nothing_is_touched_where_something_else_than_a_lab_is(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
+def test_a_start_that_was_killed_while_writing_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / ".lab.json.123.tmp").write_text("{")
+    plan_lab(tmp_path, cycle(), choose_contenders(["popularity"]), data_name="x")
+    assert read(tmp_path / "lab.json")["models"] == ["popularity"]
+
+
+def test_a_plan_keeps_what_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[model]\ndim = 8\n")
+    names = split_names([f"popularity, {tmp_path / 'mine.toml'}", "markov"])
+    contenders = choose_contenders(names, ["layers=1"])
+    plan_lab(tmp_path / "lab", cycle(), contenders, data_name="x")
+    plans = {
+        name: read(tmp_path / "lab" / "runs" / name / "plan.json") for name in ("markov", "mine")
+    }
+    assert {name: plan["source"] for name, plan in plans.items()} == {
+        "markov": "markov",
+        "mine": str(tmp_path / "mine.toml"),
+    }
+    assert [plan["overrides"] for plan in plans.values()] == [["layers=1"]] * 2
+
+
 def test_runs_that_only_failed_are_planned_anew_with_other_settings(tmp_path: Path) -> None:
     def plan(*overrides: str) -> dict[str, Any]:
         contenders = choose_contenders(["demo"], overrides)
@@ -241,6 +295,9 @@ def test_overwriting_replaces_the_models_named_and_other_data_replaces_all(tmp_p
     assert read(lab / "lab.json")["models"] == ["popularity", "markov"]
     assert plan("popularity", data=sequences_of([[0, 1, 2, 3]] * 5, 4)) == []
     assert read(lab / "lab.json")["models"] == ["popularity"]
+    assert (lab / "runs.old" / "markov" / "seed-0" / "manifest.json").exists()  # nothing is lost
+    plan("popularity")
+    assert (lab / "runs.old2").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -254,6 +311,11 @@ def test_budgets_are_read(text: str, minutes: float) -> None:
 def test_what_is_no_budget_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"--budget is .*: write a time as in 90s, 20m"):
         parse_budget(text)
+
+
+def test_another_option_for_a_time_is_named() -> None:
+    with pytest.raises(ValueError, match="--timeout is 'soon'"):
+        parse_budget("soon", "--timeout")
 
 
 def test_contenders_are_checked_before_anything_runs(tmp_path: Path) -> None:
@@ -272,6 +334,8 @@ def test_contenders_are_checked_before_anything_runs(tmp_path: Path) -> None:
     assert choose_contenders([str(own_data)], ["k_core=5"])[0].config.data.k_core == 5
     with pytest.raises(ValueError, match="--seeds"):
         choose_contenders(["popularity"], ["seed=3"])
+    with pytest.raises(ValueError, match=r"--set training\.minutes: .*--budget"):
+        choose_contenders(["popularity"], ["minutes=3"])
 
 
 def test_the_default_set_is_shipped_and_comes_in_the_order_of_a_table() -> None:

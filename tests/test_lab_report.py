@@ -18,8 +18,10 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 from rich.console import Console
 
+from bert4rec.config import load_config
 from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.lab.again import commands
 from bert4rec.lab.collect import collect
 from bert4rec.lab.labels import label_points
 from bert4rec.lab.markdown import to_markdown
@@ -29,7 +31,7 @@ from bert4rec.lab.result import REPORTED, Bin, LabResult
 from bert4rec.lab.statistics import differences_to, holm, means_by_bin, quantile_bins
 from bert4rec.lab.svg import drawing, new_figure
 from bert4rec.lab.tables import rows, to_csv
-from bert4rec.lab.words import commands
+from bert4rec.lab.words import cautions, row_notes
 
 N_USERS = 400
 HOSTILE = "<script>alert(1)</script>|$x_{\\frac$ [b]`*"
@@ -61,6 +63,7 @@ def save_run(
     budget: float | None = 20.0,
     targets: NDArray[np.int64] | None = None,
     exclude_seen: bool = True,
+    stopped_by_clock: bool | None = None,
 ) -> Path:
     """A run as the lab leaves it, with users in a shuffled order."""
     run = lab / "runs" / name / f"seed-{seed}"
@@ -107,8 +110,10 @@ def save_run(
         "peak_memory_mb": 512.0,
         "scoring_users_per_second": 4321.0,
         "title": name if title is None else title,
-        "settings": {"model.dim": 64, "training.seed": seed},
+        "settings": {"model.dim": 64, "training.seed": seed, "training.minutes": 26.0},
     }
+    if stopped_by_clock is not None:  # older labs did not write it
+        cost["stopped_by_clock"] = stopped_by_clock
     (run / "cost.json").write_text(json.dumps(cost))
     return run
 
@@ -136,7 +141,7 @@ def fake_lab(lab: Path) -> Path:
     save_lab(lab, [*MODELS, "narm", "caser"])
     for place, (name, (title, typical, seconds)) in enumerate(MODELS.items()):
         for seed in SEEDS[:1] if name in COUNTED else SEEDS:
-            budget = 60.0 if name == "bert4rec" else 20.0
+            budget = {"bert4rec": 60.0, "markov": 5.0}.get(name, 20.0)
             ranks = some_ranks(typical, 10 * place + seed)
             save_run(lab, name, seed, ranks, title=title, seconds=seconds, budget=budget)
     failed = {"status": "failed", "error": "out of <memory>", "title": "NARM"}
@@ -337,11 +342,85 @@ def test_reports_hold_nothing_about_single_users_items_or_machines(lab: Path) ->
 def test_another_budget_is_said_in_the_row_and_in_the_commands(result: LabResult) -> None:
     for model, row in zip(result.models, rows(result), strict=True):
         assert ("budget 60 min instead of 20 min" in row[0].detail) == (model.name == "bert4rec")
-    usual, longer = commands(result)
+    usual, longer, own = commands(result)
     assert longer == (
         "bert4rec lab toy --models bert4rec --seeds 2 --budget 60m --set data.k_core=5"
     )
-    assert "--models popularity,markov,sasrec,sasrec+,mine,narm,caser --seeds 2" in usual
+    # Markov has no epochs: the budget that it was run with means nothing.
+    assert "--models popularity,markov,sasrec,sasrec+,mine.toml,narm,caser --seeds 2" in usual
+    assert "--budget 20m" in usual
+    assert own.startswith("# ")
+    assert own.endswith(": mine.toml")
+    about = [line for line in cautions(result) if "budget" in line]
+    assert len(about) == 1
+    assert "from 20 min to 60 min" in about[0]
+    assert "no fair race" in about[0]
+
+
+def test_commands_are_what_was_typed(tmp_path: Path) -> None:
+    save_lab(tmp_path, ["bert4rec", "mine"], (0,))
+    for name, source in (("bert4rec", "bert4rec"), ("mine", "/home/someone/my models/mine.toml")):
+        save_run(tmp_path, name, 0, some_ranks(9.0, 1))
+        plan = {"source": source, "overrides": ["model.dim=8", "k_core=5"], "budget_minutes": 20}
+        (tmp_path / "runs" / name / "plan.json").write_text(json.dumps(plan))
+    typed = "--models bert4rec,mine.toml --seeds 1 --budget 20m --set model.dim=8 --set k_core=5"
+    found = collect(tmp_path, n_resamples=10)
+    assert commands(found)[0] == f"bert4rec lab toy {typed}"
+    assert "someone" not in found.to_json()
+    facts = json.loads((tmp_path / "lab.json").read_text()) | {"reproduction": "table-9"}
+    (tmp_path / "lab.json").write_text(json.dumps(facts))
+    assert commands(collect(tmp_path, n_resamples=10)) == [
+        f"bert4rec reproduce table-9 --data toy {typed.replace('mine.toml', 'mine')}"
+    ]
+
+
+def test_commands_of_an_older_lab_follow_from_its_settings(tmp_path: Path) -> None:
+    """Its `plan.json` has the settings, but not what was typed."""
+    save_lab(tmp_path, ["sasrec", "bert4rec"], (0,))
+    for name, dim in (("sasrec", 50), ("bert4rec", 32)):  # 50 is the recipe's own
+        config = load_config(name, None, [f"model.dim={dim}"]).model_dump(mode="json")
+        plan = {"title": name, "budget_minutes": 20.0, "config": config}
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "plan.json").write_text(json.dumps(plan))
+    assert commands(collect(tmp_path, n_resamples=10)) == [
+        "bert4rec lab toy --models sasrec --seeds 1 --budget 20m",
+        "bert4rec lab toy --models bert4rec --seeds 1 --budget 20m --set model.dim=32",
+    ]
+
+
+def test_models_that_tie_have_one_best_of_them(tmp_path: Path) -> None:
+    """The same ranks in another order have means that differ by how they are summed up."""
+    names = ["f", "e", "d", "c", "b", "a"]
+    save_lab(tmp_path, names, (0,))
+    for seed, name in enumerate(names):
+        shuffled = np.random.default_rng(seed).permutation(some_ranks(9.0, 2))
+        save_run(tmp_path, name, 0, shuffled)
+    best, *others = collect(tmp_path, n_resamples=20).models
+    assert best.differences == {}
+    assert all(set(model.differences) == {"NDCG@10", "HR@10"} for model in others)
+
+
+def test_no_path_of_this_machine_reaches_a_report(tmp_path: Path) -> None:
+    save_lab(tmp_path, ["a"], (0,))
+    save_run(tmp_path, "a", 0, some_ranks(9.0, 1))
+    error = "cannot read '/var/cache/mia/ml-1m/items.parquet': see https://example.org/a/b or:/x/y"
+    failed = {"status": "failed", "error": error, "title": "a"}
+    (tmp_path / "runs" / "a" / "seed-0" / "cost.json").write_text(json.dumps(failed))
+    found = collect(tmp_path, n_resamples=10).failed[0].error
+    assert found == "cannot read '…/items.parquet': see https://example.org/a/b or:…/y"
+
+
+def test_single_trainings_and_those_that_the_clock_stopped_are_named(
+    tmp_path: Path, result: LabResult
+) -> None:
+    save_lab(tmp_path, ["a", "b"], (0,))
+    save_run(tmp_path, "a", 0, some_ranks(9.0, 1), stopped_by_clock=True)
+    save_run(tmp_path, "b", 0, some_ranks(9.0, 2), stopped_by_clock=False)
+    found = collect(tmp_path, n_resamples=10)
+    notes = {model.name: row_notes(found, model) for model in found.models}
+    assert notes == {"a": ["stopped by the clock before its learning rate had decayed"], "b": []}
+    assert any("single trainings" in line for line in cautions(found))
+    assert not any("single trainings" in line for line in cautions(result))
 
 
 def test_csv_is_long_and_complete(result: LabResult) -> None:

@@ -198,14 +198,9 @@ def learned(sequences: Sequences, out: Path, *settings: str) -> float:
     return outcome.evaluation.value("HR@1")
 
 
-@pytest.mark.parametrize("name", ["gru4rec", "narm", "stamp"])
-def test_a_toy_cycle_is_learned(name: str, tmp_path: Path) -> None:
-    assert learned(cycle(), tmp_path / "model", f"model.name={name}") > 0.95
-
-
 @pytest.mark.parametrize(
     ("loss", "negatives"),
-    [("top1", "in-batch"), ("bpr", "in-batch"), ("top1-max", "popularity"), ("bpr-max", "uniform")],
+    [("bpr", "in-batch"), ("top1-max", "popularity")],
 )
 def test_a_toy_cycle_is_learned_by_the_losses_of_gru4rec(
     loss: str, negatives: str, tmp_path: Path

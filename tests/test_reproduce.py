@@ -1,6 +1,7 @@
 """Published figures are what was published, and verdicts are what the numbers say."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from bert4rec.cli import app
 from bert4rec.config import ModelConfig
 from bert4rec.data.public import DATASETS
 from bert4rec.data.splits import leave_one_out
+from bert4rec.lab.again import commands
 from bert4rec.lab.attention_maps import AttentionMaps, average_attention, write_maps
 from bert4rec.lab.claims import (
     PublishedTraining,
@@ -24,12 +26,14 @@ from bert4rec.lab.claims import (
     reproduction_names,
     shortfall,
 )
+from bert4rec.lab.report import write_report
 from bert4rec.lab.reproduce import contenders_of, run_reproduction, write_judgement
 from bert4rec.lab.result import Figure
 from bert4rec.models import MODELS
 from bert4rec.models.bert4rec import BERT4Rec
 
-# Typed again from the papers: a slip in a TOML file would make a wrong verdict.
+# Typed again from the reference figures that all share: a slip in a TOML file would make a wrong
+# verdict.
 SPOT_CHECKS = [
     ("table-2-ml-1m", "popularity", "MRR", 0.0627),
     ("table-2-ml-1m", "gru4rec+", "HR@5", 0.5103),
@@ -102,6 +106,15 @@ def test_table_5_changes_one_thing_at_a_time() -> None:
         assert other.config.training == whole.config.training
 
 
+@pytest.mark.parametrize("name", ["sasrec-vs-bert4rec", "sasrec-vs-bert4rec-beauty"])
+def test_sasrec_and_bert4rec_race_at_one_width_and_batch(name: str) -> None:
+    configs = [each.config for each in contenders_of(load_reproduction(name))]
+    assert {(c.model.dim, c.model.layers, c.model.max_len) for c in configs} == {
+        (64, 2, configs[0].model.max_len)
+    }
+    assert {c.training.batch_size for c in configs} == {128}
+
+
 def test_tolerance_is_the_larger_of_share_and_floor() -> None:
     tolerance = Tolerance(relative=0.05, absolute=0.01)
     assert tolerance.of(0.4818) == pytest.approx(0.02409)
@@ -152,6 +165,14 @@ def test_a_training_that_was_shorter_than_the_published_one_is_named() -> None:
         None, sequences=10, epochs=15, planned_epochs=200, fitted_epochs=20
     )
     assert stopped_by_itself == []
+    assert shortfall(
+        None,
+        sequences=10,
+        epochs=15,
+        planned_epochs=20,
+        fitted_epochs=20,
+        is_stopped_by_clock=True,
+    ) == ["stopped by the clock before its learning rate had decayed"]
     longer = PublishedTraining(says="63 epochs", epochs=63)
     assert not shortfall(longer, sequences=1, epochs=63, planned_epochs=70, fitted_epochs=70)
 
@@ -212,7 +233,9 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, Path
     overrides = ["evaluation.n_negatives=10", "evaluation.bootstrap=0"]
     contenders = contenders_of(reproduction, ["popularity", "tiny"], overrides)
     out = folder / "out"
-    run_reproduction(contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05)
+    run_reproduction(
+        reproduction, contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05
+    )
     return reproduction, out
 
 
@@ -267,9 +290,68 @@ def test_what_is_written_and_printed(custom: tuple[Reproduction, Path]) -> None:
     assert "miss, " in text
     assert "not the published data" in text
     assert "Never run" in text
+    assert "One seed: every figure" in text
+    assert "One seed: every figure" in done.output
+    lab = write_report(out / "lab")
+    assert commands(lab) == [
+        "bert4rec reproduce toy.toml --data toy --models popularity,tiny --seeds 1 --budget 0.05m "
+        "--set evaluation.n_negatives=10 --set evaluation.bootstrap=0"
+    ]
     assert (out / "curve.svg").read_text(encoding="utf-8").startswith("<?xml")
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert str(out) not in text  # a committed file says nothing of the machine's folders
+
+
+def test_missing_seeds_are_named_and_text_is_no_markup(
+    custom: tuple[Reproduction, Path], tmp_path: Path
+) -> None:
+    reproduction, done = custom
+    shutil.copytree(done, tmp_path / "out")
+    lab = tmp_path / "out" / "lab"
+    facts = json.loads((lab / "lab.json").read_text())
+    (lab / "lab.json").write_text(json.dumps(facts | {"seeds": [0, 1, 2]}))
+    failed = lab / "runs" / "tiny" / "seed-2"
+    failed.mkdir()
+    (failed / "cost.json").write_text(json.dumps({"status": "failed", "error": "boom"}))
+    hostile = reproduction.model_copy(update={"title": "# <b>*a*", "notes": "a|b_c_"})
+    judgement = write_judgement(hostile, tmp_path / "out")
+    assert judgement.failed == {"tiny": "seed 2 failed: boom"}
+    popularity, _, tiny, _ = judgement.figures
+    assert tiny.notes[0] == "1 of 3 seeds"
+    assert popularity.notes == ()  # counted: one seed is all there is
+    text = (tmp_path / "out" / "reproduction.md").read_text(encoding="utf-8")
+    assert "- Tiny BERT4Rec: 1 of 3 seeds." in text
+    assert "One seed:" not in text
+    assert text.startswith("# \\# &lt;b&gt;\\*a\\*\n")
+    assert "a\\|b\\_c\\_" in text
+
+
+def test_contenders_are_asked_the_same_and_the_command_owns_seeds_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CUSTOM.replace("model.dim=16", "evaluation.exclude_seen=false"))
+    with pytest.raises(ValueError, match=r"never-run has settings of its own .*'evaluation'"):
+        contenders_of(load_reproduction(str(path)))
+    path.write_text(CUSTOM)
+    for override in ("seed=3", "training.minutes=3"):
+        with pytest.raises(ValueError, match=r"--set training\.(seed|minutes): "):
+            contenders_of(load_reproduction(str(path)), (), [override])
+
+
+def test_options_that_would_do_nothing_are_refused_and_strict_counts_for_figure_2(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for given, name in (
+        (["figure-2", "--judge-only", "--seeds", "2"], "--seeds does nothing with --judge-only"),
+        (["figure-2", "--model", "x", "--budget", "2m"], "--budget does nothing with --model"),
+        (["--out", "x"], "--out does nothing with no name"),
+    ):
+        done = CliRunner().invoke(app, ["reproduce", *given])
+        assert isinstance(done.exception, ValueError)
+        assert str(done.exception).startswith(name)
+    monkeypatch.setattr("bert4rec.cli.reproduce._draw_attention", lambda *_: False)
+    drawn = ["reproduce", "figure-2", "--model", "x"]
+    assert CliRunner().invoke(app, drawn).exit_code == 0
+    assert CliRunner().invoke(app, [*drawn, "--strict"]).exit_code == 2
 
 
 def test_done_runs_are_kept_when_the_command_is_given_again(
@@ -280,7 +362,9 @@ def test_done_runs_are_kept_when_the_command_is_given_again(
     before = cost.stat().st_mtime_ns
     overrides = ["evaluation.n_negatives=10", "evaluation.bootstrap=0"]
     contenders = contenders_of(reproduction, ["popularity", "tiny"], overrides)
-    run_reproduction(contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05)
+    run_reproduction(
+        reproduction, contenders, random_histories(0), out, quiet(), data_name="toy", minutes=0.05
+    )
     assert cost.stat().st_mtime_ns == before
 
 

@@ -12,9 +12,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from toys import quiet, random_histories, small_config
 
+from bert4rec.config import Config
+from bert4rec.data.splits import leave_one_out
 from bert4rec.durable import sha256
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.pipeline import train_recommender
+from bert4rec.training.gradients import CPU
+from bert4rec.training.loop import Interrupted, train
+from bert4rec.training.progress import TrainingDisplay
 
+LAST_STEP = 4  # of an epoch of 40 users in 16 a batch, some of them in two windows
 PROGRAM = """
 import os, signal, sys
 import torch
@@ -122,10 +132,6 @@ def test_killed_in_the_first_save_there_is_nothing_to_resume_and_a_fresh_start_w
 
 def test_leftovers_of_a_process_with_our_number_are_in_nobodys_way(tmp_path: Path) -> None:
     """In a container every run may be process 1, and a kill in mid-save leaves its directory."""
-    from toys import quiet, random_histories, small_config
-
-    from bert4rec.pipeline import train_recommender
-
     leftover = tmp_path / "model" / "checkpoints" / f".000001.{os.getpid()}.tmp"
     leftover.mkdir(parents=True)
     (leftover / "weights.safetensors").write_bytes(b"half")
@@ -148,10 +154,6 @@ def test_asked_to_stop_it_finishes_the_step_and_saves(
 
 
 def test_another_seed_gives_another_model(uninterrupted: Path, tmp_path: Path) -> None:
-    from toys import quiet, random_histories, small_config
-
-    from bert4rec.pipeline import train_recommender
-
     config = small_config("epochs=6", "second_stage.epochs=4", "training.seed=1")
     sequences = random_histories(0, n_users=120)
     train_recommender(sequences, config, tmp_path / "other", console=quiet())
@@ -162,10 +164,6 @@ def test_another_seed_gives_another_model(uninterrupted: Path, tmp_path: Path) -
 def test_resuming_with_other_settings_or_into_a_finished_model_is_refused(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
-    from toys import quiet, random_histories, small_config
-
-    from bert4rec.pipeline import train_recommender
-
     sequences = random_histories(0, n_users=120)
     out = tmp_path / "model"
     assert run(out, "step", 9) == -signal.SIGKILL
@@ -188,11 +186,59 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1
     weights.write_bytes(content)
-    from toys import quiet, random_histories, small_config
-
-    from bert4rec.pipeline import train_recommender
-
     with pytest.raises(ValueError, match=r"weights\.safetensors is damaged"):
         train_recommender(
             random_histories(0, n_users=120), small_config(), out, resume=True, console=quiet()
         )
+
+
+@pytest.mark.parametrize("stops_after", [1, LAST_STEP])
+@pytest.mark.parametrize("validate_every", [1, 2])
+def test_out_of_time_a_resumed_run_ends_the_epoch_like_an_uninterrupted_one(
+    tmp_path: Path, stops_after: int, validate_every: int
+) -> None:
+    """`training.minutes` are over after the first step: the epoch that has begun is still ended."""
+    config = small_config(
+        "training.minutes=1e-7", "epochs=5", f"validate_every={validate_every}", "workers=1"
+    )
+    whole, steps = trained(config, tmp_path / "whole")
+    assert steps == LAST_STEP
+    with pytest.raises(Interrupted):
+        trained(config, tmp_path / "parts", stops_after=stops_after)
+    resumed, rest = trained(config, tmp_path / "parts", resume=True)
+    assert rest == LAST_STEP - stops_after
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    curve = learning_curve(tmp_path / "whole")
+    assert [event[:3] for event in curve] == [("cloze", 1, LAST_STEP)]
+    assert learning_curve(tmp_path / "parts") == curve
+
+
+def trained(
+    config: Config, run: Path, *, resume: bool = False, stops_after: int | None = None
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights in the end, and the number of steps that were taken."""
+    run.mkdir(exist_ok=True)
+    split = leave_one_out(random_histories(0))
+    torch.manual_seed(0)
+    model = BERT4Rec(split.n_items, config.model)
+    n_steps = 0
+
+    def should_stop() -> bool:  # asked once after every step
+        nonlocal n_steps
+        n_steps += 1
+        return n_steps == stops_after
+
+    with TrainingDisplay(run, quiet()) as display:
+        train(
+            model,
+            split,
+            config,
+            run,
+            display,
+            identity={},
+            hardware=CPU,
+            resume=resume,
+            should_stop=should_stop,
+        )
+    return model.state(), n_steps

@@ -246,6 +246,74 @@ def test_ctrl_c_gives_the_trial_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [row["is_start"] for row in rows(tmp_path)] == ["yes"]
 
 
+@pytest.mark.usefixtures("without_rehearsal")
+def test_a_trial_that_breaks_is_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(split, config, *rest):  # type: ignore[no-untyped-def]
+        if config.training.learning_rate > 1:
+            raise RuntimeError("out of memory")
+        return SimpleNamespace(ndcg=0.5)
+
+    monkeypatch.setattr(tuning, "run_trial", breaks)
+    space: Space = {"training.learning_rate": Choices((1e-3, 100.0))}
+    n_broken = 0
+    for _ in range(50):
+        try:
+            assert tuned(tmp_path, 4, space=space).n_trials == 4
+            break
+        except RuntimeError:
+            n_broken += 1
+    bad = [row for row in rows(tmp_path) if row["training.learning_rate"] == "100.0"]
+    assert n_broken == studies.MOST_ATTEMPTS * len(bad) > 0
+    assert {(row["state"], row["error"]) for row in bad} == {
+        ("failed", "RuntimeError: out of memory")
+    }
+
+
+def test_other_terms_are_fine_before_a_trial_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impossible(*arguments: object) -> None:
+        raise ValueError("too wide for this machine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "run_trial", impossible)
+        with pytest.raises(ValueError, match="too wide"):
+            tuned(tmp_path, 1)
+    seen: list[int] = []
+
+    def trained(split, config, *rest):  # type: ignore[no-untyped-def]
+        seen.append(config.model.dim)
+        return SimpleNamespace(ndcg=0.5)
+
+    monkeypatch.setattr(tuning, "run_trial", trained)
+    smaller = small_config(*BRIEF, "model.layers=1", "model.dim=8")
+    assert tuned(tmp_path, 1, start=smaller).n_trials == 1
+    assert seen == [8]
+    with pytest.raises(ValueError, match=r"different: recipe model\.dim"):
+        tuned(tmp_path, 1)
+
+
+def test_a_termination_is_as_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(tuning, "run_trial", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(tuning.Stopped):
+        tuned(tmp_path, 1)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("setting", ["seed=3", "training.minutes=5"])
+def test_what_the_command_chooses_itself_cannot_be_set(setting: str) -> None:
+    done = CliRunner().invoke(app, ["tune", "demo", "--set", setting])
+    assert isinstance(done.exception, ValueError)
+    assert str(done.exception).startswith("--set training.")
+
+
 CHILD = """
 import sys, time
 from pathlib import Path
@@ -273,7 +341,7 @@ def test_a_killed_study_goes_on_and_tries_the_same_settings_again(tmp_path: Path
     assert child.stdout is not None
     line = child.stdout.readline()
     assert line.startswith("IN THE SECOND TRIAL")
-    with pytest.raises(ValueError, match="another process is tuning"):
+    with pytest.raises(ValueError, match="another process is at work in"):
         tuned(tmp_path, 3)
     child.send_signal(signal.SIGKILL)
     child.wait()
