@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+
+EXIT_INTERRUPTED = 130
 
 output = Console()
 errors = Console(stderr=True)
@@ -78,6 +83,23 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]
             progress.update(task, completed=done, total=total)
 
         yield update
+
+
+def stopped(out: Path, again: list[str] | None = None) -> typer.Exit:
+    """Tell how to go on (the same command if not given), and what to end the program with."""
+    words = again or ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
+    errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
+    errors.print("  " + shlex.join(words), markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(EXIT_INTERRUPTED)
+
+
+def refuse_given(context: typer.Context, because: str, *, but: tuple[str, ...]) -> None:
+    """An option that would do nothing is a mistake: name the first that is not among `but`."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in but:
+            name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name
+            raise ValueError(f"{name} does nothing with {because}: leave it out")
 
 
 def say(message: str) -> None:

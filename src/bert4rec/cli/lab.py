@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +22,15 @@ from bert4rec.cli.console import (
     errors,
     output,
     progress_bar,
+    refuse_given,
     say,
+    stopped,
 )
-from bert4rec.cli.models import DATA_HELP, EXIT_INTERRUPTED, next_commands
+from bert4rec.cli.models import DATA_HELP, next_commands
 
 
 def lab(
+    context: typer.Context,
     data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
     models: Annotated[
         list[str] | None,
@@ -44,7 +45,12 @@ def lab(
     out: Annotated[Path, typer.Option(help="Directory of the lab.")] = Path("runs/lab"),
     overrides: Overrides = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is there of these models.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace what is there of these models. A lab on other data, or with other "
+            "settings of data or evaluation, is begun anew; its runs move to runs.old.",
+        ),
     ] = False,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; write the report again.")
@@ -66,6 +72,7 @@ def lab(
     same command again to go on after an interruption, or with other --models to add to the table.
     """
     if report_only:
+        refuse_given(context, "--report-only", but=("report_only", "out"))
         _report(out)
         return
     if data is None:
@@ -73,12 +80,11 @@ def lab(
             "no data is named: pass a table, `demo`, or a name of `bert4rec data list`"
         )
     from bert4rec.data.sources import Reading, open_data
-    from bert4rec.lab.contenders import choose_contenders
-    from bert4rec.lab.plan import parse_budget
+    from bert4rec.lab.budget import parse_budget
+    from bert4rec.lab.contenders import choose_contenders, split_names
 
     minutes = parse_budget(budget)
-    names = [name.strip() for each in models or ["all"] for name in each.split(",") if name.strip()]
-    contenders = choose_contenders(names, overrides or ())
+    contenders = choose_contenders(split_names(models or ["all"]), overrides or ())
     reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
     with progress_bar("downloading") as on_download:
         sequences = open_data(
@@ -103,10 +109,7 @@ def lab(
             overwrite=overwrite,
         )
     except Stopped:
-        again = ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
-        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
-        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise stopped(out) from None
     _report(out)
 
 

@@ -27,6 +27,7 @@ from bert4rec.cli.console import (
     output,
     progress_bar,
     say,
+    stopped,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ DATA_HELP = (
     "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
     "a prepared folder, `demo`, or a name from `bert4rec data list`."
 )
-EXIT_INTERRUPTED = 130
 
 
 def train(
@@ -283,9 +283,7 @@ def _train(
                 on_evaluation=on_evaluation,
             )
     except Interrupted:
-        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
-        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise stopped(out, again) from None
 
 
 def _describe(sequences: Sequences) -> None:

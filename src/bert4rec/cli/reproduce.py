@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import Overrides, errors, output, progress_bar, say
-from bert4rec.cli.models import EXIT_INTERRUPTED, next_commands
+from bert4rec.cli.console import (
+    Overrides,
+    errors,
+    output,
+    progress_bar,
+    refuse_given,
+    say,
+    stopped,
+)
+from bert4rec.cli.models import next_commands
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -21,6 +27,7 @@ EXIT_MISSED = 2
 
 
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(help="Which one; a TOML file of your own too. Without it, list them."),
@@ -44,7 +51,12 @@ def reproduce(
         bool, typer.Option("--judge-only", help="Run nothing; judge what is there.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is there of these models.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace what is there of these models. If it is of other data, or with other "
+            "settings of data or evaluation, all is begun anew; the runs move to lab/runs.old.",
+        ),
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a model failed.")
@@ -60,6 +72,7 @@ def reproduce(
     the exit code is 0 unless --strict is given.
     """
     if name is None:
+        refuse_given(context, "no name of a reproduction", but=("budget",))
         _list(budget)
         return
     from bert4rec.lab.claims import load_reproduction
@@ -69,17 +82,21 @@ def reproduce(
     if model is not None:
         if reproduction.attention_positions is None:
             raise ValueError(f"--model: {name} draws no attention maps; figure-2 does")
-        _draw_attention(reproduction, model, data, out)
+        refuse_given(context, "--model", but=("name", "model", "data", "out", "strict"))
+        if not _draw_attention(reproduction, model, data, out) and strict:
+            raise typer.Exit(EXIT_MISSED)
         return
-    if not judge_only:
+    if judge_only:
+        refuse_given(context, "--judge-only", but=("name", "judge_only", "out", "strict"))
+    else:
         _run(reproduction, data, budget, seeds, out, models, overrides, overwrite)
     _judge(reproduction, out, strict)
 
 
 def _list(budget: str) -> None:
     from bert4rec.data.public import DATASETS
+    from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.claims import load_reproduction, reproduction_names
-    from bert4rec.lab.plan import parse_budget
     from bert4rec.lab.words import duration
 
     minutes = parse_budget(budget)
@@ -109,17 +126,18 @@ def _run(
     overrides: list[str] | None,
     overwrite: bool,
 ) -> None:
-    from bert4rec.lab.plan import parse_budget
+    from bert4rec.lab.budget import parse_budget
+    from bert4rec.lab.contenders import split_names
     from bert4rec.lab.reproduce import contenders_of, run_reproduction
 
     minutes = parse_budget(budget)
-    names = [each.strip() for part in models or () for each in part.split(",") if each.strip()]
-    contenders = contenders_of(reproduction, names, overrides or ())
+    contenders = contenders_of(reproduction, split_names(models), overrides or ())
     sequences = _open(reproduction, data, contenders)
     from bert4rec.lab.run import Stopped
 
     try:
         run_reproduction(
+            reproduction,
             contenders,
             sequences,
             out,
@@ -130,10 +148,7 @@ def _run(
             overwrite=overwrite,
         )
     except Stopped:
-        again = ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
-        errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
-        errors.print("  " + shlex.join(again), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise stopped(out) from None
 
 
 def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +24,9 @@ from bert4rec.cli.console import (
     output,
     progress_bar,
     say,
+    stopped,
 )
-from bert4rec.cli.models import DATA_HELP, EXIT_INTERRUPTED, next_commands
+from bert4rec.cli.models import DATA_HELP, next_commands
 
 if TYPE_CHECKING:
     from bert4rec.lab.tuned import Tuned
@@ -74,14 +73,14 @@ def tune(
     """
     from bert4rec.config import load_config
     from bert4rec.data.sources import Reading, open_data
-    from bert4rec.lab.plan import parse_budget
+    from bert4rec.lab.budget import parse_budget
+    from bert4rec.lab.contenders import refuse_overrides
 
+    one_seed = "all trials train with the recipe's seed, so that they differ by their settings"
+    refuse_overrides(overrides or (), {"seed": one_seed})
     start = load_config(recipe, config, overrides or ())
     minutes = parse_budget(budget)
-    try:
-        timeout_minutes = None if timeout is None else parse_budget(timeout)
-    except ValueError as error:
-        raise ValueError(str(error).replace("--budget", "--timeout", 1)) from None
+    timeout_minutes = None if timeout is None else parse_budget(timeout, "--timeout")
     from bert4rec.lab.search_space import full_names, space_for
 
     searched = space_for(start, full_names(overrides or ()), space)
@@ -106,10 +105,7 @@ def tune(
             seed=seed,
         )
     except lab_tune.Stopped:
-        again = shlex.join(["bert4rec", *sys.argv[1:]])
-        errors.print(f"Stopped; all trials so far are saved in {out}. To go on:", markup=False)
-        errors.print(f"  {again}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise stopped(out) from None
     _show(tuned, out)
     table = {
         "--user": user,

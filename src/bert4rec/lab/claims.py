@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from bert4rec.config import Settings, Share
 from bert4rec.lab.result import REPORTED, Figure
+from bert4rec.lab.words import STOPPED_BY_CLOCK
 
 ProtocolName = Literal["full", "popularity", "uniform"]
 Verdict = Literal["pass", "unclear", "miss", "not run"]
@@ -166,6 +167,7 @@ def shortfall(
     epochs: float | None,
     planned_epochs: float | None,
     fitted_epochs: float | None,
+    is_stopped_by_clock: bool = False,
 ) -> list[str]:
     """What a reader must know when our training was shorter than the published one, or cut.
 
@@ -189,6 +191,8 @@ def shortfall(
     )
     if was_cut:
         notes.append(f"the budget allowed {fitted_epochs:g} of {planned_epochs:g} epochs")
+    if is_stopped_by_clock:
+        notes.append(STOPPED_BY_CLOCK)
     return notes
 
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from bert4rec.evaluation.metrics import per_user
 from bert4rec.lab.result import (
     COMPARED,
     FULL,
@@ -36,6 +34,7 @@ from bert4rec.lab.statistics import (
     N_RESAMPLES,
     bootstrap,
     differences_to,
+    mean_over_seeds,
     means_by_bin,
     quantile_bins,
 )
@@ -70,21 +69,14 @@ def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
         popularity_bins=quantile_bins(first.target_counts),
     )
     figures = _figures(result, runs)
-    differences = _differences(runs, n_resamples)
-    models = [
-        _model(result, name, of_model, figures[name], differences[name])
-        for name, of_model in runs.items()
-    ]
-    return replace(
-        result, models=tuple(sorted(models, key=lambda model: (-model.score.value, model.name)))
-    )
+    order = sorted(runs, key=lambda name: (-figures[name][FULL][RANKED_BY].value, name))
+    differences = _differences(runs, order[0], n_resamples)
+    models = [_model(result, name, runs[name], figures[name], differences[name]) for name in order]
+    return replace(result, models=tuple(models))
 
 
 def _values(runs: list[FinishedRun], metric: str, protocol: str = FULL) -> NDArray[np.float64]:
-    """(users,) of a metric, averaged over the seeds."""
-    by_seed = [per_user(torch.from_numpy(r.evaluation.ranks[protocol]), metric) for r in runs]
-    values: NDArray[np.float64] = torch.stack(by_seed).mean(dim=0).numpy()
-    return values
+    return mean_over_seeds([run.evaluation.ranks[protocol] for run in runs], metric)
 
 
 def _figures(
@@ -101,14 +93,13 @@ def _figures(
 
 
 def _differences(
-    runs: dict[str, list[FinishedRun]], n_resamples: int
+    runs: dict[str, list[FinishedRun]], best: str, n_resamples: int
 ) -> dict[str, dict[str, Difference]]:
     names = sorted(runs)
-    best = int(np.argmax([_values(runs[name], RANKED_BY).mean() for name in names]))
     differences: dict[str, dict[str, Difference]] = {name: {} for name in names}
     for metric in COMPARED:
         values = np.stack([_values(runs[name], metric) for name in names], axis=1)
-        found = differences_to(best, values, n_resamples=n_resamples)
+        found = differences_to(names.index(best), values, n_resamples=n_resamples)
         for name, difference in zip(names, found, strict=True):
             if difference is not None:
                 differences[name][metric] = difference

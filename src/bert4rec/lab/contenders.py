@@ -46,6 +46,8 @@ class Contender:
     name: str  # also the name of its folder
     title: str
     config: Config  # with seed 0, and the epochs of the recipe
+    source: str  # as it was asked for: a recipe, a TOML file, a contender of a reproduction
+    overrides: tuple[str, ...] = ()  # that were given with --set
 
     def seeds(self, n: int) -> list[int]:
         return [0] if self.config.model.name in WITHOUT_CHANCE else list(range(n))
@@ -67,22 +69,39 @@ def choose_contenders(names: Sequence[str], overrides: Iterable[str] = ()) -> li
             raise ValueError(
                 f"{source}: there is another model named {name!r} in the lab: rename the file"
             )
-        for section in LAB_SECTIONS:
-            if getattr(contender.config, section) != getattr(lab, section):
-                raise ValueError(
-                    f"{source} has settings of its own in the section {section!r}: all models of a "
-                    f"lab are asked the same, so pass them to the lab with --set {section}.…"
-                )
+        check_asked_the_same(contender, lab)
         chosen[name], sources[name] = contender, source
     return in_table_order(chosen)
 
 
 def lab_config(overrides: Iterable[str]) -> Config:
     """What all contenders share: the sections `data` and `evaluation` count."""
-    config = override_config(Config(), overrides)
-    if config.training.seed != Config().training.seed:
-        raise ValueError("--set training.seed: a lab runs several seeds, choose them with --seeds")
-    return config
+    overrides = list(overrides)
+    refuse_overrides(overrides, {"seed": "several seeds are run, choose them with --seeds"})
+    return override_config(Config(), overrides)
+
+
+def refuse_overrides(overrides: Iterable[str], instead: dict[str, str]) -> None:
+    """Settings of a training that the command itself chooses: `instead` says how it is told."""
+    chosen, usual = override_config(Config(), overrides).training, Config().training
+    for key, what in (instead | {"minutes": "choose the time of a training with --budget"}).items():
+        if getattr(chosen, key) != getattr(usual, key):
+            raise ValueError(f"--set training.{key}: {what}")
+
+
+def check_asked_the_same(contender: Contender, lab: Config) -> None:
+    """Figures from different data or questions say nothing about who is better."""
+    for section in LAB_SECTIONS:
+        if getattr(contender.config, section) != getattr(lab, section):
+            raise ValueError(
+                f"{contender.source} has settings of its own in the section {section!r}: all "
+                f"models of a lab are asked the same, so pass them to all with --set {section}.…"
+            )
+
+
+def split_names(parts: Iterable[str] | None) -> list[str]:
+    """The names in `a,b` and `c`: an option may be repeated, and its names have commas."""
+    return [name.strip() for part in parts or () for name in part.split(",") if name.strip()]
 
 
 def in_table_order(chosen: dict[str, Contender]) -> list[Contender]:
@@ -111,10 +130,12 @@ def _contender(source: str, overrides: list[str]) -> Contender:
         name = Path(source).stem
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ValueError(f"{source}: name the file with letters, digits and . + - _ only")
-        return Contender(name, name, load_config("default", source, overrides))
+        config = load_config("default", source, overrides)
+        return Contender(name, name, config, source, tuple(overrides))
     if source not in recipe_names():
         raise ValueError(f"no model is named {source!r}: there are {_there_are()}")
-    return Contender(source, TITLES.get(source, source), load_config(source, None, overrides))
+    config = load_config(source, None, overrides)
+    return Contender(source, TITLES.get(source, source), config, source, tuple(overrides))
 
 
 def _there_are() -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from bert4rec.evaluation.metrics import per_user
 from bert4rec.lab.claims import (
     FigureClaim,
     OrderClaim,
@@ -23,9 +21,15 @@ from bert4rec.lab.claims import (
     shortfall,
 )
 from bert4rec.lab.plan import Run, read_json
-from bert4rec.lab.result import Figure, MissingRun
-from bert4rec.lab.saved_runs import FinishedRun, check_same_questions, read_facts, read_run
-from bert4rec.lab.statistics import bootstrap
+from bert4rec.lab.result import Facts, Figure, MissingRun
+from bert4rec.lab.saved_runs import (
+    FinishedRun,
+    check_same_questions,
+    expected_runs,
+    read_facts,
+    read_run,
+)
+from bert4rec.lab.statistics import bootstrap, mean_over_seeds
 from bert4rec.models import LEARNED
 
 FORMAT_VERSION = 1
@@ -52,7 +56,7 @@ class Judgement:
     warnings: tuple[str, ...]
     figures: tuple[FigureClaim, ...]
     orders: tuple[OrderClaim, ...]
-    failed: dict[str, str]  # contender → why it has no result
+    failed: dict[str, str]  # contender → why it, or a seed of it, has no result
     curve: tuple[CurvePoint, ...]
     curve_over: str | None
     protocol: str
@@ -78,22 +82,28 @@ def judge(reproduction: Reproduction, out: Path) -> Judgement:
     facts = read_facts(out / "lab")
     runs: dict[str, list[FinishedRun]] = {}
     failed: dict[str, str] = {}
-    for contender in reproduction.contenders:
-        if contender.name not in facts.models:
-            continue
-        found = [read_run(out / "lab", contender.name, seed) for seed in facts.seeds]
-        done = [run for run in found if isinstance(run, FinishedRun)]
-        if done:
-            runs[contender.name] = done
-        elif isinstance(found[0], MissingRun):
-            failed[contender.name] = found[0].error or "not finished"
+    expected = expected_runs(out / "lab", facts)
+    for name in (each.name for each in reproduction.contenders if each.name in facts.models):
+        found = [read_run(out / "lab", name, seed) for of, seed in expected if of == name]
+        missing = [run for run in found if isinstance(run, MissingRun)]
+        if done := [run for run in found if isinstance(run, FinishedRun)]:
+            runs[name] = done
+        if errors := [f"seed {run.seed} failed: {run.error}" for run in missing if run.error]:
+            failed[name] = "; ".join(errors)
+        elif missing and not done:
+            failed[name] = "not finished"
     all_runs = [run for of_contender in runs.values() for run in of_contender]
     for run in all_runs[1:]:
         check_same_questions(all_runs[0], run)
+    notes = {
+        each.name: _training_notes(reproduction, each, runs[each.name], out / "lab", facts)
+        for each in reproduction.contenders
+        if each.name in runs
+    }
     figures = [
         claim
         for each in reproduction.contenders
-        for claim in _figure_claims(reproduction, each, runs.get(each.name), out / "lab")
+        for claim in _figure_claims(reproduction, each, runs.get(each.name), notes)
     ]
     return Judgement(
         name=reproduction.name,
@@ -102,7 +112,7 @@ def judge(reproduction: Reproduction, out: Path) -> Judgement:
         notes=reproduction.notes.strip(),
         warnings=tuple(_other_data(reproduction, facts.data)),
         figures=tuple(figures),
-        orders=tuple(_order_claims(reproduction, runs, out / "lab")),
+        orders=tuple(_order_claims(reproduction, runs, notes)),
         failed=failed,
         curve=tuple(_curve(reproduction, runs)),
         curve_over=reproduction.curve_over,
@@ -130,10 +140,12 @@ def _other_data(reproduction: Reproduction, data: dict[str, Any]) -> list[str]:
 
 
 def _figure_claims(
-    reproduction: Reproduction, each: Published, runs: list[FinishedRun] | None, lab: Path
+    reproduction: Reproduction,
+    each: Published,
+    runs: list[FinishedRun] | None,
+    notes: dict[str, list[str]],
 ) -> list[FigureClaim]:
     protocol = reproduction.protocol
-    notes = tuple(_training_notes(reproduction, each, runs, lab))
     claims = []
     for metric, published in each.published.items():
         figure = _mean(_values(runs, metric, protocol)) if runs else None
@@ -153,14 +165,14 @@ def _figure_claims(
                 difference=None if value is None else value - published,
                 verdict=verdict,
                 missed_by=missed_by,
-                notes=notes,
+                notes=tuple(notes.get(each.name, ())),
             )
         )
     return claims
 
 
 def _order_claims(
-    reproduction: Reproduction, runs: dict[str, list[FinishedRun]], lab: Path
+    reproduction: Reproduction, runs: dict[str, list[FinishedRun]], notes: dict[str, list[str]]
 ) -> list[OrderClaim]:
     known = {each.name: each for each in reproduction.contenders}
     claims = []
@@ -173,10 +185,8 @@ def _order_claims(
                     _values(runs[name], order.metric, reproduction.protocol) for name in both
                 )
                 difference = _mean(better - other)
-            notes = [
-                f"{known[name].title}: {note}"
-                for name in both
-                for note in _training_notes(reproduction, known[name], runs.get(name), lab)
+            of_both = [
+                f"{known[name].title}: {note}" for name in both for note in notes.get(name, ())
             ]
             above, below = (known[name].published.get(order.metric) for name in both)
             published = None if above is None or below is None else above - below
@@ -190,7 +200,7 @@ def _order_claims(
                     published=published,
                     difference=difference,
                     verdict=judge_order(difference),
-                    notes=tuple(notes),
+                    notes=tuple(of_both),
                 )
             )
     return claims
@@ -215,28 +225,26 @@ def _mean(values: NDArray[np.float64]) -> Figure:
 
 
 def _values(runs: list[FinishedRun], metric: str, protocol: str) -> NDArray[np.float64]:
-    """(users,) of a metric, averaged over the seeds."""
-    by_seed = [per_user(torch.from_numpy(run.evaluation.ranks[protocol]), metric) for run in runs]
-    values: NDArray[np.float64] = torch.stack(by_seed).mean(dim=0).numpy()
-    return values
+    return mean_over_seeds([run.evaluation.ranks[protocol] for run in runs], metric)
 
 
 def _training_notes(
-    reproduction: Reproduction, each: Published, runs: list[FinishedRun] | None, lab: Path
+    reproduction: Reproduction, each: Published, runs: list[FinishedRun], lab: Path, facts: Facts
 ) -> list[str]:
     """By the shortest run of a contender, so that nothing looks better trained than it was."""
-    if not runs:
-        return []
     run = min(runs, key=lambda run: run.cost.epochs or 0)
     folder = Run(lab, each.name, run.seed)
     about = read_json(folder.folder / "about.json") or {}
     base = reproduction.base if each.recipe is None else None
-    return shortfall(
+    n_seeds = 1 if run.is_without_chance else len(facts.seeds)
+    too_few = [f"{len(runs)} of {n_seeds} seeds"] if len(runs) < n_seeds else []
+    return too_few + shortfall(
         each.training or (base.training if base else None),
         sequences=about.get("training", {}).get("sequences"),
         epochs=run.cost.epochs,
         planned_epochs=_epochs(folder.contender / "plan.json"),
         fitted_epochs=_epochs(folder.contender / "epochs.json"),
+        is_stopped_by_clock=any(run.cost.stopped_by_clock for run in runs),
     )
 
 

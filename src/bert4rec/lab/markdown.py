@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from bert4rec.lab.again import commands
 from bert4rec.lab.result import COMPARED, LabResult, ModelResult
 from bert4rec.lab.tables import columns, rows
 from bert4rec.lab.words import (
     cautions,
-    commands,
     holm_p,
     interval,
     plain,
@@ -25,10 +25,10 @@ def to_markdown(result: LabResult) -> str:
 
 def _markdown_lines(result: LabResult) -> Iterator[str]:
     facts = result.facts
-    yield f"# Lab: {_escaped(str(facts.data.get('name')))}"
+    yield f"# Lab: {escaped(str(facts.data.get('name')))}"
     yield ""
     yield (
-        _escaped("; ".join(f"{name}: {value}" for name, value in what_was_run(result) if value))
+        escaped("; ".join(f"{name}: {value}" for name, value in what_was_run(result) if value))
         + "."
     )
     yield ""
@@ -36,7 +36,7 @@ def _markdown_lines(result: LabResult) -> Iterator[str]:
         yield from _markdown_table(
             [column.name for column in columns(result)],
             [
-                [_escaped(c.text) + (f" ({_escaped(c.detail)})" if c.detail else "") for c in row]
+                [escaped(c.text) + (f" ({escaped(c.detail)})" if c.detail else "") for c in row]
                 for row in rows(result)
             ],
         )
@@ -46,7 +46,7 @@ def _markdown_lines(result: LabResult) -> Iterator[str]:
         yield from _markdown_table(
             ["model", *(f"{m} {what}" for m in COMPARED for what in ("difference", "p, Holm"))],
             [
-                [_escaped(plain(model.title)), *_difference_cells(result, model)]
+                [escaped(plain(model.title)), *_difference_cells(result, model)]
                 for model in result.models[1:]
             ],
         )
@@ -56,14 +56,14 @@ def _markdown_lines(result: LabResult) -> Iterator[str]:
         if missing:
             yield from ("", f"## {title}", "")
             for run in missing:
-                error = f": {_escaped(plain(run.error))}" if run.error is not None else ""
-                yield f"- {_escaped(plain(run.title))}, seed {run.seed}{error}"
+                error = f": {escaped(plain(run.error))}" if run.error is not None else ""
+                yield f"- {escaped(plain(run.title))}, seed {run.seed}{error}"
     yield from ("", "## Cautions", "")
-    yield from (f"- {_escaped(line)}" for line in cautions(result))
+    yield from (f"- {escaped(line)}" for line in cautions(result))
     yield from ("", "## Settings that differ from the defaults", "")
     for model in result.models:
         lines = ", ".join(setting_lines(model)) or "none"
-        yield f"- {_escaped(plain(model.title))}: {_escaped(lines)}"
+        yield f"- {escaped(plain(model.title))}: {escaped(lines)}"
     yield from ("", "## To run it again", "", "```", *commands(result), "```")
 
 
@@ -82,7 +82,7 @@ def _markdown_table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> Ite
         yield "| " + " | ".join(line) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that Markdown shows as it is: no markup, no link, no new cell."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", text)

@@ -22,6 +22,7 @@ from bert4rec.durable import MANIFEST, write_file
 from bert4rec.lab.contenders import settings_of
 from bert4rec.lab.machine import peak_memory_mb
 from bert4rec.lab.plan import LAB_FILE, Run, read_json
+from bert4rec.models import LEARNED
 from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.training.checkpoint import has_checkpoint
@@ -54,6 +55,7 @@ def run_one(run: Run) -> None:
         "error": None,
         "training_seconds": training["seconds"],
         "epochs": _epochs(run),  # None for a model that fits itself
+        "stopped_by_clock": _is_stopped_by_clock(run, config, training["seconds"]),
         "budget_minutes": plan["budget_minutes"],
         "n_parameters": training["n_parameters"],
         "scoring_users_per_second": round(scoring_speed(recommender, histories), 1),
@@ -111,11 +113,29 @@ def _config(run: Run, sequences: Sequences, plan: dict[str, Any]) -> Config:
 
 def _epochs(run: Run) -> int | None:
     """Epochs of all stages together, as far as the log of validations goes."""
+    by_stage = _epochs_by_stage(run)
+    return sum(by_stage.values()) if by_stage else None
+
+
+def _is_stopped_by_clock(run: Run, config: Config, seconds: float) -> bool:
+    """Did `training.minutes` end it before the last epoch of its last stage?"""
+    if config.model.name not in LEARNED or config.training.minutes is None:
+        return False
+    task = LEARNED[config.model.name].task
+    stage, epochs = str(task), config.training.epochs
+    if task == "cloze" and config.second_stage.epochs:
+        stage, epochs = "last-item", config.second_stage.epochs
+    # The time is rounded to a tenth of a second.
+    is_out_of_time = seconds + 0.05 >= 60 * config.training.minutes
+    return is_out_of_time and _epochs_by_stage(run).get(stage, 0) < epochs
+
+
+def _epochs_by_stage(run: Run) -> dict[str, int]:
     log = run.folder / "log.jsonl"
     if not log.exists():
-        return None
+        return {}
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    return sum({event["stage"]: int(event["epoch"]) for event in events}.values())
+    return {event["stage"]: int(event["epoch"]) for event in events}
 
 
 def main() -> None:

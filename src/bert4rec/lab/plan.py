@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,17 +66,6 @@ class Lab:
     notes: list[str]  # what a person should know about what was kept
 
 
-def parse_budget(text: str) -> float:
-    """Minutes of `90s`, `20m`, `1h` or `1h30m`."""
-    number = r"(\d+(?:\.\d+)?)"
-    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip())
-    hours, minutes, seconds = (float(part or 0) for part in parts.groups()) if parts else (0.0,) * 3
-    total = 60 * hours + minutes + seconds / 60
-    if not total:
-        raise ValueError(f"--budget is {text!r}: write a time as in 90s, 20m, 1h or 1h30m")
-    return total
-
-
 def plan_lab(
     directory: Path,
     sequences: Sequences,
@@ -87,8 +75,12 @@ def plan_lab(
     n_seeds: int = 3,
     minutes: float = 20.0,
     overwrite: bool = False,
+    reproduction: str | None = None,
 ) -> Lab:
-    """Begin a lab or add to one; what is there on other terms is refused, or replaced if asked."""
+    """Begin a lab or add to one; what is there on other terms is refused, or put aside if asked.
+
+    `reproduction` is the one that the lab belongs to, as `bert4rec reproduce` takes it.
+    """
     if n_seeds < 1:
         raise ValueError(f"--seeds is {n_seeds}: use one or more")
     _check_models(contenders)
@@ -100,7 +92,7 @@ def plan_lab(
                 f"{directory} is a lab on other terms (different: {', '.join(differing)}): give "
                 "another --out, or --overwrite to begin it anew"
             )
-        shutil.rmtree(directory / "runs", ignore_errors=True)
+        _put_aside(directory / "runs")
         known = None
     outdated, notes = _outdated(directory, contenders, minutes, overwrite)
     for name in outdated:
@@ -116,6 +108,7 @@ def plan_lab(
         ),
         "seeds": sorted({*before["seeds"], *range(n_seeds)}),
         "budget_minutes": minutes,
+        "reproduction": reproduction,
     }
     _write_json(directory / LAB_FILE, facts)
     # All contenders with the first seed, then with the second: a whole table is there early.
@@ -126,6 +119,13 @@ def plan_lab(
         if seed in contender.seeds(n_seeds)
     ]
     return Lab(directory, runs, notes)
+
+
+def _put_aside(runs: Path) -> None:
+    """Runs on other terms may have taken days: they are left to a person to delete."""
+    if runs.exists():
+        names = (f"runs.old{number}" for number in ("", *range(2, 1000)))
+        runs.rename(next(p for name in names if not (p := runs.with_name(name)).exists()))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -157,6 +157,7 @@ def read_lab(directory: Path) -> dict[str, Any] | None:
     known = read_json(directory / LAB_FILE)
     if known is None:
         there = {path.name for path in directory.iterdir()} if directory.exists() else set()
+        there = {name for name in there if not name.startswith(f".{LAB_FILE}.")}
         if there - {LOCK, "data", "runs"}:  # all that a start that was cut short may leave
             raise ValueError(f"{directory} holds something else than a lab: give another --out")
         return None
@@ -217,6 +218,8 @@ def _write_plan(directory: Path, contender: Contender, minutes: float) -> None:
     if not path.exists():
         plan = {
             "title": contender.title,
+            "source": contender.source,
+            "overrides": list(contender.overrides),
             "budget_minutes": minutes,
             "settings": settings_of(contender.config),
             "config": contender.config.model_dump(mode="json"),

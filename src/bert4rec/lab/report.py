@@ -14,6 +14,7 @@ from typing import Any
 
 from bert4rec.durable import write_file
 from bert4rec.evaluation.report import figure
+from bert4rec.lab.again import commands
 from bert4rec.lab.collect import collect
 from bert4rec.lab.markdown import to_markdown
 from bert4rec.lab.result import COMPARED, FULL, REPORTED, LabResult
@@ -21,7 +22,6 @@ from bert4rec.lab.tables import columns, rows, to_csv
 from bert4rec.lab.terminal import terminal_table
 from bert4rec.lab.words import (
     cautions,
-    commands,
     holm_p,
     interval,
     p_value,

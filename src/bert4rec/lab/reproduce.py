@@ -16,8 +16,8 @@ from rich.console import Console
 from bert4rec.config import Config, load_config
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import write_file
-from bert4rec.lab.claims import Published, Reproduction
-from bert4rec.lab.contenders import Contender
+from bert4rec.lab.claims import Published, Reproduction, reproduction_names
+from bert4rec.lab.contenders import Contender, check_asked_the_same, lab_config
 from bert4rec.lab.judge import Judgement, judge
 from bert4rec.lab.reproduction_report import to_markdown, write_curve
 from bert4rec.lab.run import run_lab
@@ -34,12 +34,17 @@ def contenders_of(
                 f"--models {name}: {reproduction.name} has {', '.join(known)}; choose among them"
             )
     chosen = [known[name] for name in known if name in names or not names]
-    return [
-        Contender(each.name, each.title, _config(reproduction, each, overrides)) for each in chosen
-    ]
+    lab = lab_config([*reproduction.data_set, *overrides])
+    contenders = []
+    for each in chosen:
+        config = _config(reproduction, each, overrides)
+        contenders.append(Contender(each.name, each.title, config, each.name, tuple(overrides)))
+        check_asked_the_same(contenders[-1], lab)
+    return contenders
 
 
 def run_reproduction(
+    reproduction: Reproduction,
     contenders: Sequence[Contender],
     sequences: Sequences,
     out: Path,
@@ -51,6 +56,7 @@ def run_reproduction(
     overwrite: bool = False,
 ) -> None:
     """Run what is not done yet; `judge` says afterwards what came out of it."""
+    name = reproduction.name
     run_lab(
         out / "lab",
         sequences,
@@ -60,6 +66,7 @@ def run_reproduction(
         n_seeds=n_seeds,
         minutes=minutes,
         overwrite=overwrite,
+        reproduction=name if name in reproduction_names() else f"{name}.toml",
     )
 
 

@@ -12,6 +12,7 @@ from bert4rec.durable import new_file
 from bert4rec.evaluation.report import figure
 from bert4rec.lab.claims import FigureClaim, OrderClaim
 from bert4rec.lab.judge import Judgement
+from bert4rec.lab.markdown import escaped
 from bert4rec.lab.words import interval, minutes, signed
 
 COLOURS = {"pass": "green", "miss": "red", "unclear": "yellow", "not run": "dim"}
@@ -47,12 +48,17 @@ def remarks(judgement: Judgement) -> list[str]:
     lines += [f"{title}: {note}." for title, note in told]
     others = dict.fromkeys(note for c in judgement.orders for note in c.notes)
     lines += [f"{note}." for note in others if note not in said]
-    lines += [f"{name} has no result: {why}." for name, why in judgement.failed.items()]
+    lines += [f"{name}: {why}." for name, why in judgement.failed.items()]
     not_run = [c.title for c in judgement.figures if c.verdict == "not run"]
     not_run += [t for c in judgement.orders if c.verdict == "not run" for t in (c.better, c.worse)]
     ran = {c.title for c in judgement.figures if c.verdict != "not run"}
     if missing := [title for title in dict.fromkeys(not_run) if title not in ran]:
         lines.append(f"Without a result so far, so that claims are open: {', '.join(missing)}.")
+    if len(judgement.seeds) == 1:
+        lines.append(
+            "One seed: every figure and interval speaks about a single training. A difference "
+            "smaller than that between two seeds may be chance; --seeds 3 tells."
+        )
     return lines
 
 
@@ -65,16 +71,17 @@ def summary(judgement: Judgement) -> str:
 def to_markdown(judgement: Judgement) -> str:
     data, machine = judgement.data, judgement.machine
     lines = [
-        f"# {judgement.title}",
+        f"# {escaped(judgement.title)}",
         "",
-        f"Published: {judgement.source}.",
+        f"Published: {escaped(judgement.source)}.",
         "",
-        judgement.notes,
+        escaped(judgement.notes),
         "",
-        f"Data: {data['name']}, {data['n_users']:,} users, {data['n_items']:,} items, "
-        f"{data['n_interactions']:,} interactions. Protocol: {judgement.protocol}. "
+        f"Data: {escaped(str(data['name']))}, {data['n_users']:,} users, "
+        f"{data['n_items']:,} items, {data['n_interactions']:,} interactions. "
+        f"Protocol: {judgement.protocol}. "
         f"Seeds: {len(judgement.seeds)}. Budget: {minutes(judgement.budget_minutes)} a training. "
-        f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores.",
+        f"Machine: {escaped(str(machine.get('cpu')))}, {machine.get('cores')} cores.",
         "",
         f"**{summary(judgement)}.**",
         "",
@@ -88,10 +95,10 @@ def to_markdown(judgement: Judgement) -> str:
             lines.append("|---|---|" + "---:|" * (len(columns) - 1))
             lines += [_markdown_row((*cells, says)) for cells, _, says in rows] + [""]
     if claims := dict.fromkeys(c.says for c in judgement.orders):
-        lines += ["Who is better than whom: " + "; ".join(claims) + ".", ""]
+        lines += ["Who is better than whom: " + escaped("; ".join(claims)) + ".", ""]
     if judgement.curve_over is not None and judgement.curve:
-        lines += [f"![NDCG@10 over {judgement.curve_over}](curve.svg)", ""]
-    lines += [f"- {line}" for line in remarks(judgement)]
+        lines += [f"![NDCG@10 over {escaped(judgement.curve_over)}](curve.svg)", ""]
+    lines += [f"- {escaped(line)}" for line in remarks(judgement)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -176,4 +183,4 @@ def _says(claim: FigureClaim | OrderClaim) -> str:
 
 
 def _markdown_row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(escaped, cells)) + " |"

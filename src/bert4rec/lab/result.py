@@ -8,7 +8,7 @@ written again from `report.json` alone, years after the runs were deleted.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 FORMAT_VERSION = 1
@@ -48,6 +48,7 @@ class Cost:
     n_parameters: int | None = None
     peak_memory_mb: float | None = None
     scoring_users_per_second: float | None = None
+    stopped_by_clock: bool | None = None  # before its learning rate had decayed to zero
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,15 @@ class ModelResult:
         return sum(known) / len(known) if known else None
 
     @property
+    def has_epochs(self) -> bool:
+        """Was it trained, rather than fitted in one go? Only then a budget means something."""
+        return any(cost.epochs is not None for cost in self.costs)
+
+    @property
     def budget_minutes(self) -> float | None:
-        """The longest that any seed was given."""
+        """The longest that any seed was given; None for a model without epochs."""
+        if not self.has_epochs:
+            return None
         known = [c.budget_minutes for c in self.costs if c.budget_minutes is not None]
         return max(known, default=None)
 
@@ -120,6 +128,15 @@ class MissingRun:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """What was typed to have a model in the lab."""
+
+    source: str  # a recipe, the name of a settings file, or a contender of a reproduction
+    overrides: tuple[str, ...]  # `section.key=value`, each given with --set
+    budget_minutes: float | None
+
+
+@dataclass(frozen=True)
 class Facts:
     """`lab.json`: what was run, on what, where."""
 
@@ -132,6 +149,8 @@ class Facts:
     machine: dict[str, Any]
     versions: dict[str, str]
     created: str
+    plans: dict[str, Planned] = field(default_factory=dict)  # by model
+    reproduction: str | None = None  # that the lab belongs to, as `bert4rec reproduce` takes it
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def run_lab(
     n_seeds: int = 3,
     minutes: float = 20.0,
     overwrite: bool = False,
+    reproduction: str | None = None,
 ) -> None:
     """Run all that is not done. A model that fails is written down, and the others go on."""
     read_lab(directory)  # nothing is written where something else than a lab is
@@ -52,6 +53,7 @@ def run_lab(
             n_seeds=n_seeds,
             minutes=minutes,
             overwrite=overwrite,
+            reproduction=reproduction,
         )
         with _counted_signals() as signals, Board(lab, console) as board:
             for run in lab.runs:

@@ -16,11 +16,12 @@ import numpy as np
 
 from bert4rec.config import Config
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.lab.again import planned
 from bert4rec.lab.contenders import WITHOUT_CHANCE
+from bert4rec.lab.plan import FORMAT_VERSION, LAB_FILE
 from bert4rec.lab.result import FULL, Cost, Facts, MissingRun, Validation
 
-LAB_FILE, COST_FILE, LOG_FILE, RUNS = "lab.json", "cost.json", "log.jsonl", "runs"
-LAB_FORMAT_VERSION = 1
+COST_FILE, LOG_FILE, RUNS = "cost.json", "log.jsonl", "runs"
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ def read_facts(lab_dir: Path) -> Facts:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content["format_version"]
+        settings = _unusual(content.get("settings") or {})
         facts = Facts(
             data=_data_facts(content["data"]),
-            settings=_unusual(content.get("settings") or {}),
+            settings=settings,
             split=str(content["split"]),
             models=tuple(map(str, content["models"])),
             seeds=tuple(map(int, content["seeds"])),
@@ -52,12 +54,17 @@ def read_facts(lab_dir: Path) -> Facts:
             machine=dict(content["machine"]),
             versions={str(name): str(v) for name, v in content["versions"].items()},
             created=str(content["created"]),
+            plans={
+                name: planned(lab_dir / RUNS / name, settings)
+                for name in map(str, content["models"])
+            },
+            reproduction=content.get("reproduction"),
         )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): run the lab again") from None
-    if version != LAB_FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {version}, this program reads {LAB_FORMAT_VERSION}: "
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: "
             "run the lab again"
         )
     return facts
@@ -131,9 +138,11 @@ def read_run(lab_dir: Path, name: str, seed: int) -> FinishedRun | MissingRun:
             n_parameters=None if n_parameters is None else int(n_parameters),
             peak_memory_mb=_number(content.get("peak_memory_mb")),
             scoring_users_per_second=_number(content.get("scoring_users_per_second")),
+            stopped_by_clock=content.get("stopped_by_clock"),  # None: an older lab
         )
         settings = dict(content.get("settings") or {})
-        settings.pop("training.seed", None)  # the seeds have their own place
+        for own in ("training.seed", "training.minutes"):  # the lab's: its seeds, its clock
+            settings.pop(own, None)
         is_alone = _is_without_chance(path, name)
         curve, evaluation = _curve(path), _evaluation(path)
         return FinishedRun(path, seed, title, settings, is_alone, cost, curve, evaluation)
@@ -152,10 +161,11 @@ def _planned_title(folder: Path, name: str) -> str:
 
 
 def _without_paths(error: str, lab_dir: Path) -> str:
-    for path in (lab_dir.resolve(), lab_dir, Path.home()):
+    """Where files lie is about one person's machine: only their names are told."""
+    for path in (lab_dir.resolve(), lab_dir, Path.home()):  # whole: names may have spaces
         if len(str(path)) > 1:
             error = error.replace(str(path), "…")
-    return error
+    return re.sub(r"(?<![\w./])/(?:[^\s/'\":]+/)+", "…/", error)
 
 
 def _number(value: Any) -> float | None:

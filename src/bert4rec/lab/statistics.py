@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from bert4rec.evaluation.metrics import interval, resampled_means
+from bert4rec.evaluation.metrics import interval, per_user, resampled_means
 from bert4rec.lab.result import Bin, Difference, Figure
 
 N_RESAMPLES = 10_000
@@ -32,6 +33,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - n_done) * p_values[place]))
         corrected[place] = largest
     return corrected
+
+
+def mean_over_seeds(ranks: Sequence[NDArray[np.int64]], metric: str) -> NDArray[np.float64]:
+    """(users,) of a metric, from the ranks that each seed gave the users' targets."""
+    by_seed = [per_user(torch.from_numpy(of_seed), metric) for of_seed in ranks]
+    values: NDArray[np.float64] = torch.stack(by_seed).mean(dim=0).numpy()
+    return values
 
 
 def bootstrap(

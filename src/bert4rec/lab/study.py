@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STUDY_FILE = "study.db"
 NAME = "tune"
-MOST_ATTEMPTS = 3  # at a trial in which the process died: it may be the trial that kills it
+MOST_ATTEMPTS = 3  # at a trial in which the process died or broke: it may be the trial's fault
 RANDOM_TRIALS = 8  # before the sampler believes that it knows something
 WARM_UP_PERCENT, REPORT_EVERY_PERCENT = 30, 10
 
@@ -44,20 +44,28 @@ def open_study(
     with alone_in(out), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
-        try:
-            study: Study = optuna.create_study(
+
+        def load() -> Study:
+            pruner = optuna.pruners.MedianPruner(
+                startup_trials, WARM_UP_PERCENT, REPORT_EVERY_PERCENT
+            )
+            found: Study = optuna.create_study(
                 study_name=NAME,
                 storage=storage,
                 direction="maximize",
                 load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(
-                    startup_trials, WARM_UP_PERCENT, REPORT_EVERY_PERCENT
-                ),
+                pruner=pruner,
             )
-            if "terms" in study.user_attrs:
+            return found
+
+        try:
+            study = load()
+            if finished(study):
                 _check_terms(out, study.user_attrs["terms"], terms)
-            else:
-                study.set_user_attr("terms", terms)
+            elif study.user_attrs.get("terms", terms) != terms:
+                optuna.delete_study(study_name=NAME, storage=storage)  # nothing is lost
+                study = load()
+            study.set_user_attr("terms", terms)
             if not study.get_trials(deepcopy=False):
                 values = {
                     name: tried.nearest(setting(start, name)) for name, tried in space.items()
@@ -83,11 +91,11 @@ def ask(study: Study, space: Space, seed: int) -> Trial:
     return study.ask({name: _for_optuna(tried) for name, tried in space.items()})
 
 
-def stop(study: Study, trial: Trial) -> None:
-    """Give a trial back that nobody is to blame for; it comes first the next time."""
+def stop(study: Study, trial: Trial, *, is_to_blame: bool) -> None:
+    """Give a trial back; it comes first the next time, unless it is to blame once too often."""
     frozen = study.get_trials(deepcopy=False)[trial.number]
     if not frozen.state.is_finished():
-        _try_again(study, frozen, attempt_more=0)
+        _try_again(study, frozen, attempt_more=int(is_to_blame))
 
 
 def finished(study: Study) -> list[FrozenTrial]:
@@ -178,9 +186,8 @@ def _try_again(study: Study, trial: FrozenTrial, *, attempt_more: int) -> None:
     if attempt > MOST_ATTEMPTS:
         if trial.user_attrs.get("is_start"):
             raise ValueError(
-                f"the process died {MOST_ATTEMPTS} times while training the recipe itself, "
-                "probably because the machine ran out of memory: start a new study in another "
-                "--out from a smaller model"
+                f"the recipe itself could not be trained in {MOST_ATTEMPTS} attempts, probably "
+                "because the machine ran out of memory: start from a smaller model"
             )
         study.tell(trial.number, state=states.PRUNED)
         return

@@ -7,10 +7,13 @@ The test items are taken out of the split before anything begins.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +59,7 @@ class Pruned(Exception):
 
 
 class Stopped(Exception):
-    """Somebody pressed Ctrl-C; the trial at work is tried again when the study goes on."""
+    """Ctrl-C or SIGTERM came; the trial at work is tried again when the study goes on."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,12 @@ def tune(
     space = space_for(start) if space is None else space
     split = _without_test(SPLITS[start.data.split](sequences))
     terms = terms_of(sequences.fingerprint, start, space, minutes)
-    ends_at = np.inf if timeout_minutes is None else time.monotonic() + 60 * timeout_minutes
     n_users = sequences.n_users
-    with open_study(out, terms, start, space, startup_trials=max(1, startup_trials)) as study:
+    with (
+        _terminated_as_by_ctrl_c(),
+        open_study(out, terms, start, space, startup_trials=max(1, startup_trials)) as study,
+    ):
+        ends_at = np.inf if timeout_minutes is None else time.monotonic() + 60 * timeout_minutes
         budget = minutes if start.model.name in LEARNED else None  # the others have no epochs
         with TuningView(console, space, n_trials, budget, ends_at) as view:
             view.begin(study)
@@ -98,10 +104,16 @@ def tune(
                 view.begin_trial()
                 try:
                     _run(study, trial, split, start, space, out, view, n_users, minutes)
-                except BaseException as error:
-                    stop(study, trial)
-                    if isinstance(error, KeyboardInterrupt):
-                        raise Stopped from None
+                except KeyboardInterrupt:
+                    stop(study, trial, is_to_blame=False)
+                    raise Stopped from None
+                except ValueError:  # of the recipe itself: what to change is in the message
+                    stop(study, trial, is_to_blame=False)
+                    raise
+                except BaseException as error:  # out of memory, say: not to be tried for ever
+                    trial.set_user_attr("error", f"{type(error).__name__}: {error}")
+                    stop(study, trial, is_to_blame=True)
+                    save_tuned(out, study, space, data_name)
                     raise
                 finally:
                     shutil.rmtree(out / RUNNING, ignore_errors=True)
@@ -229,6 +241,19 @@ class Curve:
             self.reported = mark
             self.report(mark, value)
         self.percent, self.best = percent, best
+
+
+@contextlib.contextmanager
+def _terminated_as_by_ctrl_c() -> Iterator[None]:
+    """A machine that shuts down sends SIGTERM; only the main thread may catch it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _without_test(split: Split) -> Split:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-
 from bert4rec.evaluation.report import figure
 from bert4rec.lab.result import RANKED_BY, Difference, Figure, LabResult, ModelResult
 
 SIGNIFICANT = 0.05
+STOPPED_BY_CLOCK = "stopped by the clock before its learning rate had decayed"
 LONGEST_TITLE = 32  # characters, in a picture
 PROTOCOL_TITLES = {
     "full": "all items",
@@ -122,6 +120,8 @@ def row_notes(result: LabResult, model: ModelResult) -> list[str]:
     budget, usual = model.budget_minutes, result.facts.budget_minutes
     if budget is not None and budget != usual:
         notes.append(f"budget {minutes(budget)} instead of {minutes(usual)}")
+    if any(cost.stopped_by_clock for cost in model.costs):
+        notes.append(STOPPED_BY_CLOCK)
     n_seeds, n_usual = len(model.seeds), len(result.facts.seeds)
     if n_seeds != n_usual and not model.is_without_chance:
         notes.append(f"{n_seeds} of {n_usual} seeds")
@@ -130,29 +130,6 @@ def row_notes(result: LabResult, model: ModelResult) -> list[str]:
 
 def setting_lines(model: ModelResult) -> list[str]:
     return [plain(f"{name} = {value}") for name, value in sorted(model.settings.items())]
-
-
-def commands(result: LabResult) -> list[str]:
-    """What to type to run it again: one lab, and one for each other budget that was given."""
-    facts = result.facts
-    budgets = {model.name: model.budget_minutes for model in result.models}
-    groups: dict[float | None, list[str]] = {}
-    for name in facts.models:
-        budget = budgets.get(name)
-        groups.setdefault(facts.budget_minutes if budget is None else budget, []).append(name)
-    shared = [
-        part
-        for name, value in facts.settings.items()
-        for part in ("--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}")
-    ]
-    lines = []
-    for budget, names in groups.items():
-        parts = ["bert4rec", "lab", str(facts.data.get("name", "DATA"))]
-        parts += ["--models", ",".join(names), "--seeds", str(len(facts.seeds))]
-        parts += [] if budget is None else ["--budget", f"{budget:g}m"]
-        parts += shared
-        lines.append(" ".join(shlex.quote(plain(part)) for part in parts))
-    return lines
 
 
 def cautions(result: LabResult) -> list[str]:
@@ -170,19 +147,33 @@ def cautions(result: LabResult) -> list[str]:
         "corrected by Holm for the number of models compared under a metric; their intervals "
         "are not corrected. The best was chosen on these same users, which flatters it a little.",
     ]
-    if result.facts.budget_minutes is not None:
+    if any(len(model.seeds) == 1 and not model.is_without_chance for model in result.models):
         lines.append(
-            f"Every model had the same budget of {minutes(result.facts.budget_minutes)} for one "
-            "training, unless its row says otherwise. A model that learns slowly may overtake "
-            "others with more time, see the learning curves; and times depend on the machine."
+            "Where a model has one seed only, p-values and intervals speak about single trainings: "
+            "a difference smaller than that between two seeds of one model may be chance."
         )
-    different = [m for m in result.models if any("budget" in n for n in row_notes(result, m))]
-    if different:
-        names = ", ".join(f"{plain(m.title)} ({minutes(m.budget_minutes)})" for m in different)
-        lines.append(f"Not every model had the same budget: {names}.")
+    lines += _about_budgets(result)
     if result.missing:
         lines.append(
             f"{len(result.missing)} runs have no result and are listed apart: the best of all "
             "may be among them."
         )
     return lines
+
+
+def _about_budgets(result: LabResult) -> list[str]:
+    budgets = sorted({m.budget_minutes for m in result.models if m.budget_minutes is not None})
+    if not budgets:
+        return []
+    if len(budgets) == 1:
+        line = f"Every training had the same budget of {minutes(budgets[0])}."
+    else:
+        line = (
+            f"Budgets of one training differ, from {minutes(budgets[0])} to "
+            f"{minutes(budgets[-1])}: the order between rows of different budgets is no fair race."
+        )
+    return [
+        f"{line} A model that learns slowly may overtake others with more time, see the learning "
+        "curves; and times depend on the machine. Models that fit themselves, without epochs, "
+        "take the time they need."
+    ]
