@@ -10,51 +10,33 @@ import typer
 
 from bert4rec.cli.console import (
     ConfigFile,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
-    Items,
-    OnBadRows,
     Overrides,
-    RatingColumn,
     Recipe,
-    SortMemory,
-    TimeColumn,
-    UserColumn,
     output,
     progress_bar,
-    say,
 )
+from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 app = typer.Typer(help="Look at, prepare and download data.", no_args_is_help=True)
 
 
 @app.command()
+@reads_a_table
 def audit(
     data: Annotated[str, typer.Argument(help="A table of interactions, as for `train`.")],
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    rating: RatingColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
-    items: Items = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """What would spoil a result on this data: ties, duplicates, cold items, leakage, …"""
     from bert4rec.config import load_config
     from bert4rec.data.audit import audit as audit_sequences
-    from bert4rec.data.sources import Reading, open_data
 
     settings = load_config(recipe, config, overrides or ())
-    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
-    report = audit_sequences(open_data(data, settings.data, reading, say=say))
+    report = audit_sequences(table.open(data, settings.data))
     if as_json:
         output.print_json(json.dumps(report.as_dict()))
     else:
@@ -62,30 +44,20 @@ def audit(
 
 
 @app.command()
+@reads_a_table
 def prepare(
     data: Annotated[str, typer.Argument(help="A table of interactions, as for `train`.")],
     out: Annotated[Path, typer.Option(help="Folder for the prepared data.")],
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
-    memory: SortMemory = "512MB",
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    rating: RatingColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
-    items: Items = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Read, filter and sort a table once, into a folder that every other command opens at once."""
     from bert4rec.config import load_config
-    from bert4rec.data.sources import Reading, open_data
 
-    settings = load_config(recipe, config, overrides or ())
-    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
-    sequences = open_data(data, settings.data, reading, out=out, memory_limit=memory, say=say)
+    sequences = table.open(data, load_config(recipe, config, overrides or ()).data, out)
     output.print(
         f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
         f"{sequences.n_interactions:,} interactions are in {out}"

@@ -8,27 +8,17 @@ from typing import Annotated
 import typer
 
 from bert4rec.cli.console import (
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
-    Items,
-    OnBadRows,
     Overrides,
-    RatingColumn,
-    SortMemory,
-    TimeColumn,
-    UserColumn,
     errors,
     output,
-    progress_bar,
     refuse_given,
-    say,
     stopped,
 )
 from bert4rec.cli.models import DATA_HELP, next_commands
+from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 
+@reads_a_table
 def lab(
     context: typer.Context,
     data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
@@ -55,16 +45,8 @@ def lab(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; write the report again.")
     ] = False,
-    memory: SortMemory = "512MB",
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    rating: RatingColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
-    items: Items = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Compare many models on one data set: who wins, by how much, how sure, at what cost.
 
@@ -79,22 +61,12 @@ def lab(
         raise ValueError(
             "no data is named: pass a table, `demo`, or a name of `bert4rec data list`"
         )
-    from bert4rec.data.sources import Reading, open_data
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import choose_contenders, split_names
 
     minutes = parse_budget(budget)
     contenders = choose_contenders(split_names(models or ["all"]), overrides or ())
-    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
-    with progress_bar("downloading") as on_download:
-        sequences = open_data(
-            data,
-            contenders[0].config.data,
-            reading,
-            memory_limit=memory,
-            say=say,
-            on_download=on_download,
-        )
+    sequences = table.open(data, contenders[0].config.data)
     from bert4rec.lab.run import Stopped, run_lab
 
     try:

@@ -11,24 +11,15 @@ import typer
 
 from bert4rec.cli.console import (
     ConfigFile,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
-    Items,
-    OnBadRows,
     Overrides,
-    RatingColumn,
     Recipe,
-    SortMemory,
-    TimeColumn,
-    UserColumn,
     errors,
     output,
     progress_bar,
     say,
     stopped,
 )
+from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from bert4rec.config import Config
@@ -41,6 +32,7 @@ DATA_HELP = (
 )
 
 
+@reads_a_table
 def train(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/model"),
@@ -60,31 +52,18 @@ def train(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Use torch.compile, as --set compile=true does.")
     ] = False,
-    memory: SortMemory = "512MB",
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    rating: RatingColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
-    items: Items = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Train a model on a table of interactions, evaluate it and save it.
 
     Filters are settings too: --set data.min_item_actions=5 --set data.min_rating=4
     """
     from bert4rec.config import load_config
-    from bert4rec.data.sources import Reading, open_data
 
     compiling = ["training.compile=true"] if compiled else []
     settings = load_config(recipe, config, [*(overrides or ()), *compiling])
-    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
-    with progress_bar("downloading") as on_download:
-        sequences = open_data(
-            data, settings.data, reading, memory_limit=memory, say=say, on_download=on_download
-        )
+    sequences = table.open(data, settings.data)
     _describe(sequences)
     again = ["bert4rec", *sys.argv[1:], *([] if resume else ["--resume"])]
     outcome = _train(sequences, settings, out, again, resume, overwrite, tensorboard, threads)

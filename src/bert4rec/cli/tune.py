@@ -9,29 +9,19 @@ import typer
 
 from bert4rec.cli.console import (
     ConfigFile,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
-    Items,
-    OnBadRows,
-    RatingColumn,
     Recipe,
-    SortMemory,
-    TimeColumn,
-    UserColumn,
     errors,
     output,
-    progress_bar,
-    say,
     stopped,
 )
 from bert4rec.cli.models import DATA_HELP, next_commands
+from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from bert4rec.lab.tuned import Tuned
 
 
+@reads_a_table
 def tune(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     trials: Annotated[int, typer.Option(help="How many settings to try in all.")] = 30,
@@ -55,16 +45,8 @@ def tune(
         str | None, typer.Option(help="Begin no trial after this time, as in 2h.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Fixes which settings are drawn.")] = 0,
-    memory: SortMemory = "512MB",
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    rating: RatingColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
-    items: Items = None,
+    *,
+    table: TableOptions,
 ) -> None:
     """Look for better settings of a model on your data, and save them as a recipe.
 
@@ -72,7 +54,6 @@ def tune(
     command again to go on after an interruption, or with more --trials to search on.
     """
     from bert4rec.config import load_config
-    from bert4rec.data.sources import Reading, open_data
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import refuse_overrides
 
@@ -84,11 +65,7 @@ def tune(
     from bert4rec.lab.search_space import full_names, space_for
 
     searched = space_for(start, full_names(overrides or ()), space)
-    reading = Reading(user, item, time, rating, delimiter, header, encoding, on_bad_rows, items)
-    with progress_bar("downloading") as on_download:
-        sequences = open_data(
-            data, start.data, reading, memory_limit=memory, say=say, on_download=on_download
-        )
+    sequences = table.open(data, start.data)
     from bert4rec.lab import tune as lab_tune
 
     try:
@@ -107,20 +84,8 @@ def tune(
     except lab_tune.Stopped:
         raise stopped(out) from None
     _show(tuned, out)
-    table = {
-        "--user": user,
-        "--item": item,
-        "--time": time,
-        "--rating": rating,
-        "--delimiter": delimiter,
-        "--encoding": encoding,
-        "--items": items,
-    }
-    options = [word for name, value in table.items() if value is not None for word in (name, value)]
-    options += [] if header is None else ["--header" if header else "--no-header"]
-    options += [] if on_bad_rows == "error" else ["--on-bad-rows", on_bad_rows]
     best = out / "best.toml"
-    next_commands(["train", data, "--config", best, "--out", "runs/tuned", *options])
+    next_commands(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
 
 
 def _show(tuned: Tuned, out: Path) -> None:
