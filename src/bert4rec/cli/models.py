@@ -182,7 +182,7 @@ def recipes(
     if name is None:
         for each in recipe_names():
             first_line = recipe_text(each).splitlines()[0].removeprefix("# ")
-            output.print(f"[bold]{each:<14}[/bold]{first_line}", highlight=False)
+            output.print(f"[bold]{each:<18}[/bold]{first_line}", highlight=False)
     else:
         output.print(recipe_text(name), markup=False, highlight=False, end="")
 
