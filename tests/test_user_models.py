@@ -156,7 +156,8 @@ def test_cdae_scales_up_what_the_noise_has_left() -> None:
     assert isinstance(model, CDAE)
     model.train()
     model.dropout.dropped_of_256 = 0
-    tokens = torch.tensor([[PAD, 3, PAD, 1, PAD], [0, PAD, 2, PAD, PAD]])
+    MASK = PAD + 1
+    tokens = torch.tensor([[MASK, 3, MASK, 1, MASK], [0, MASK, 2, PAD, PAD]])
     at = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])  # the second row holds three items
     h = model.asked(tokens, at, torch.tensor([0, 2]))
     W, V = model.items.weight, model.users.weight
