@@ -38,7 +38,9 @@ $LAB --models popularity,markov,item-knn,bpr-mf""",
     "beauty": """\
 LAB="bert4rec lab beauty.txt.gz --seeds 1 --set model.max_len=50 --out runs/lab-beauty"
 $LAB --models popularity,bpr-mf,markov
-$LAB --models sasrec+,bert4rec --budget 3m --set model.dim=64 --set training.mask_ratio=0.6
+$LAB --models sasrec+ --budget 3m --set model.dim=64
+$LAB --models bert4rec --budget 3m --set training.mask_ratio=0.6 \\
+    --set training.batch_size=128 --set training.learning_rate=2e-3
 $LAB --models sasrec+3000 --budget 5m""",
 }
 PUBLISHED = {
