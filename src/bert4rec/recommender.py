@@ -7,8 +7,10 @@ and `manifest.json`, written last, which vouches for them. Its evaluation lies b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -28,12 +30,11 @@ from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.learned import Learned
 from bert4rec.models.popularity import Popularity
 from bert4rec.parallel import Workers
-from bert4rec.ranking import Ranking, best_items, rank_histories
+from bert4rec.ranking import SCORES_BYTES, Question, Ranking, rank_histories, rank_questions
 
 FORMAT_VERSION = 1
 FILES = ("about.json", "config.json", "model.safetensors", "items.parquet")  # a whole model
 AT_ONCE = 4096  # histories that `recommend_many` reads before it answers
-STRANGER = torch.tensor([-1])  # no user row: all that is known is the history
 RawId = str | int
 
 
@@ -57,6 +58,12 @@ class Recommendations:
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+@dataclass(frozen=True)
+class Asked:
+    question: Question
+    unknown: list[object]
 
 
 @dataclass(frozen=True)
@@ -94,18 +101,35 @@ class Recommender:
         block: Iterable[object] | None = None,
     ) -> Recommendations:
         """The `k` best next items for one history of raw ids, oldest first."""
+        question = self.question(history, k, exclude_seen, allow, block)
+        return self.answer([question])[0]
+
+    def question(
+        self,
+        history: Iterable[object],
+        k: int = 10,
+        exclude_seen: bool = True,
+        allow: Iterable[object] | None = None,
+        block: Iterable[object] | None = None,
+    ) -> Asked:
+        """A checked question in the model's own tokens, to be answered with others at once."""
         self._check_knows_strangers()
         if isinstance(history, str | bytes):
             raise ValueError(f"history is {history!r}: pass a list of item ids, oldest first")
         _check_k(k)
-        known, unknown = self.vocabulary.encode(history)
-        tokens = torch.from_numpy(np.array(known, dtype=np.int64))[None]
-        model = self.model if known else self._popularity
-        scores = model.score(STRANGER, tokens)
-        seen = tokens[0] if exclude_seen else None  # one row: an item is its place in the scores
-        k = min(k, self.model.n_items)
-        ranking = best_items(scores, seen, k, self.excluded(allow, block))
-        return self._answer(ranking, 0, unknown, is_fallback=not known)
+        encode = self.vocabulary.encode
+        known, unknown = encode(history)
+        allowed = None if allow is None else encode(allow)[0]
+        blocked = [] if block is None else encode(block)[0]
+        return Asked(Question(known, k, exclude_seen, allowed, blocked), unknown)
+
+    def answer(self, asked: Sequence[Asked]) -> list[Recommendations]:
+        """An answer to every question, all scored together, on the calling thread."""
+        rankings = rank_questions(self.model, self._popularity, [each.question for each in asked])
+        return [
+            self._answer(ranking, 0, each.unknown, is_fallback=not each.question.history)
+            for ranking, each in zip(rankings, asked, strict=True)
+        ]
 
     def recommend_many(
         self,
@@ -162,8 +186,7 @@ class Recommender:
         """Items whose vectors point the same way; the score is the cosine."""
         _check_k(k)
         token = self._token_or_error(item)
-        vectors = torch.nn.functional.normalize(self._item_vectors(), dim=1)
-        cosines = vectors @ vectors[token]
+        cosines = self._directions @ self._directions[token]
         cosines[token] = -torch.inf
         best = cosines.topk(min(k, len(self.vocabulary) - 1))
         return [
@@ -173,8 +196,14 @@ class Recommender:
 
     def explain(self, history: Iterable[object], item: object) -> Explanation:
         """What each history item adds to `item`, by leaving it out, and where attention went."""
+        return self.explain_items(history, [item])[0]
+
+    def explain_items(
+        self, history: Iterable[object], items: Iterable[object], *, with_attention: bool = True
+    ) -> list[Explanation]:
+        """The same for several items at the price of one: the scores are of all items anyway."""
         self._check_knows_strangers()
-        token = self._token_or_error(item)
+        tokens = [self._token_or_error(item) for item in items]
         known, _ = self.vocabulary.encode(history)
         n_read = self.model.n_read
         read = known if n_read is None else known[max(0, len(known) - n_read) :]
@@ -183,18 +212,22 @@ class Recommender:
         if not read:
             raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         without_each = [read[:i] + read[i + 1 :] for i in range(len(read))]
-        log_p = self._scores([read, *without_each]).log_softmax(1)[:, token]
-        influences = [
-            Influence(
-                self.vocabulary.raw(t), self.vocabulary.title(t), float(log_p[0] - log_p[i + 1])
-            )
-            for i, t in enumerate(read)
-        ]
+        log_p = self._log_probabilities([read, *without_each], tokens)
+        gained = (log_p[:1] - log_p[1:]).T.tolist()  # (tokens, read)
         attention = None
-        if isinstance(self.model, BERT4Rec):
+        if with_attention and isinstance(self.model, BERT4Rec):
             attention = self.model.attention(torch.tensor(read))
-        raw, title = self.vocabulary.raw(token), self.vocabulary.title(token)
-        return Explanation(raw, title, float(log_p[0].exp()), influences, attention)
+        named = [(self.vocabulary.raw(t), self.vocabulary.title(t)) for t in read]
+        return [
+            Explanation(
+                self.vocabulary.raw(token),
+                self.vocabulary.title(token),
+                math.exp(log_probability),
+                [Influence(*name, gain) for name, gain in zip(named, gains, strict=True)],
+                attention,
+            )
+            for token, log_probability, gains in zip(tokens, log_p[0].tolist(), gained, strict=True)
+        ]
 
     def excluded(
         self, allow: Iterable[object] | None, block: Iterable[object] | None
@@ -211,6 +244,12 @@ class Recommender:
             excluded[self.vocabulary.encode(block)[0]] = True
         return excluded
 
+    def by_popularity(self) -> Recommender:
+        """The most popular items of the same catalogue, for comparison."""
+        settings = self.config.model.model_copy(update={"name": "popularity"})
+        config = self.config.model_copy(update={"model": settings})
+        return Recommender(self._popularity, self.vocabulary, config, self.about)
+
     def _answer(
         self, ranking: Ranking, row: int, unknown: list[object], *, is_fallback: bool
     ) -> Recommendations:
@@ -222,16 +261,23 @@ class Recommender:
         ]
         return Recommendations(found, unknown, is_fallback)
 
-    def _scores(self, histories: Sequence[list[int]]) -> Tensor:
-        """(B, V): the model's scores, and popularity for a history that holds nothing known."""
-        length = max((len(tokens) for tokens in histories), default=0)
-        pad = self.model.n_items
-        rows = [tokens + [pad] * (length - len(tokens)) for tokens in histories]
-        padded = torch.tensor(rows, dtype=torch.int64).reshape(len(histories), length)
-        strangers = torch.full((len(histories),), -1)
-        scores = self.model.score(strangers, padded)
-        is_empty = torch.tensor([not tokens for tokens in histories])
-        return torch.where(is_empty[:, None], self._popularity.score(strangers, padded), scores)
+    def _log_probabilities(self, histories: Sequence[list[int]], tokens: list[int]) -> Tensor:
+        """(n, tokens): some columns only, a piece of the histories at a time; the empty by POP."""
+        n_rows = max(1, SCORES_BYTES // (4 * self.model.n_items))
+        kept = []
+        for first in range(0, len(histories), n_rows):
+            piece = histories[first : first + n_rows]
+            length, pad = max(len(history) for history in piece), self.model.n_items
+            padded = torch.tensor(
+                [history + [pad] * (length - len(history)) for history in piece], dtype=torch.int64
+            ).reshape(len(piece), length)
+            strangers = torch.full((len(piece),), -1)
+            scores = self.model.score(strangers, padded)
+            is_empty = torch.tensor([not history for history in piece])
+            popular = self._popularity.score(strangers, padded)
+            scores = torch.where(is_empty[:, None], popular, scores)
+            kept.append(scores.log_softmax(1)[:, tokens])
+        return torch.cat(kept)
 
     def _token_or_error(self, item: object) -> int:
         token = self.vocabulary.token(item)
@@ -239,11 +285,13 @@ class Recommender:
             raise ValueError(f"item {item!r} is not in the model's catalogue")
         return token
 
-    def _item_vectors(self) -> Tensor:
+    @cached_property
+    def _directions(self) -> Tensor:
+        """(V, D) item vectors of length 1."""
         vectors = self.model.item_vectors() if isinstance(self.model, Learned) else None
         if vectors is None:
             raise ValueError(f"similar needs item vectors, and {self.config.model.name} has none")
-        return vectors
+        return torch.nn.functional.normalize(vectors, dim=1)
 
     def _check_knows_strangers(self) -> None:
         if self.model.needs_known_user:
