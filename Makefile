@@ -3,14 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench format clean
+.PHONY: demo serve-demo test soak check bench format clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/.core  ## train, evaluate and recommend on the embedded data set
 	$(BIN)/bert4rec demo
+	@echo "See it in a browser: make serve-demo"
+
+serve-demo: .venv/.serve  ## open the web page on the demo model (made first if it is not there)
+	test -f runs/demo/manifest.json || $(BIN)/bert4rec demo
+	$(BIN)/bert4rec histories import demo --store sqlite:runs/demo.histories.db
+	$(BIN)/bert4rec serve runs/demo --compare runs/demo/baselines/markov \
+		--store sqlite:runs/demo.histories.db --open
 
 test: .venv/.dev  ## run all tests
 	$(BIN)/python -m pytest
+
+soak: .venv/.dev  ## the long form of the service's tests: reloads, ends and fuzz under load
+	$(BIN)/python benchmarks/serving/soak.py
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -32,6 +42,10 @@ clean:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing bert4rec into .venv (torch is a large download the first time)"
 	$(PIP) --editable .
+	touch $@
+
+.venv/.serve: .venv/.core
+	$(PIP) --editable '.[serve]'
 	touch $@
 
 .venv/.dev: .venv/.core

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,3 +224,46 @@ def test_arrays_and_answers_are_the_same_in_order_and_for_empty_histories() -> N
         assert [each.probability for each in alone] == pytest.approx(
             [each.probability for each in answer], rel=1e-4
         )
+
+
+def test_questions_of_all_kinds_share_a_batch() -> None:
+    recommender = untrained_recommender()
+    kinds: list[dict[str, Any]] = [
+        {"history": []},
+        {"history": ["item-1"], "k": 3},
+        {"history": ["item-1", "item-2", "unknown"], "k": 30, "exclude_seen": False},
+        {"history": ["item-3"] * 20, "allow": ["item-3", "item-5", "item-6", "none"]},
+        {"history": ["item-4"], "allow": []},
+        {"history": ["item-4", "item-9"], "block": ["item-5", "item-6"], "allow": ["item-5"]},
+        {"history": ["item-7", "item-8"], "block": ["item-5", "none"], "k": 29},
+    ]
+    together = recommender.answer([recommender.question(**kind) for kind in kinds])
+    for kind, found in zip(kinds, together, strict=True):
+        alone = recommender.recommend(**kind)
+        assert [each.item for each in found] == [each.item for each in alone]
+        assert [each.score for each in found] == pytest.approx([e.score for e in alone], abs=1e-5)
+        assert (found.unknown, found.is_fallback) == (alone.unknown, alone.is_fallback)
+        allowed, blocked = kind.get("allow"), kind.get("block", [])
+        for each in found:
+            assert allowed is None or each.item in allowed
+            assert each.item not in blocked
+            assert not kind.get("exclude_seen", True) or each.item not in kind["history"]
+
+
+def test_many_items_are_explained_as_each_alone() -> None:
+    recommender = untrained_recommender()
+    history, items = ["item-1", "item-2", "item-3"], ["item-7", "item-8", "item-1"]
+    for item, found in zip(items, recommender.explain_items(history, items), strict=True):
+        alone = recommender.explain(history, item)
+        assert found.item == alone.item == item
+        assert found.probability == pytest.approx(alone.probability)
+        influences = [each.influence for each in found.influences]
+        assert influences == pytest.approx([each.influence for each in alone.influences], abs=1e-6)
+    assert recommender.explain_items(history, items, with_attention=False)[0].attention is None
+
+
+def test_popularity_of_the_same_catalogue() -> None:
+    recommender = untrained_recommender()
+    popular = recommender.by_popularity()
+    assert popular.recommend([], 5).items == recommender.recommend([], 5).items
+    assert "item-1" not in [found.item for found in popular.recommend(["item-1"], 30)]

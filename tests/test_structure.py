@@ -25,6 +25,7 @@ ORDER = [
     "training",
     "batch",
     "pipeline",
+    "serving",
     "lab",
     "cli",
 ]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bert4rec import __version__
-from bert4rec.cli import answers, data, lab, models, reproduce, tune
+from bert4rec.cli import answers, data, histories, lab, models, reproduce, serve, tune
 from bert4rec.cli.console import errors, output
 
 app = typer.Typer(
@@ -38,9 +38,11 @@ def root(
 models.add_to(app)
 tune.add_to(app)
 answers.add_to(app)
+serve.add_to(app)
 lab.add_to(app)
 reproduce.add_to(app)
 app.add_typer(data.app, name="data")
+app.add_typer(histories.app, name="histories")
 
 
 def main() -> None:
@@ -53,7 +55,8 @@ def main() -> None:
 
         if Environment().debug:
             raise
-        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
+        message = f"[bold red]error:[/bold red] {escape(str(error))}"
+        errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("stopped")

@@ -74,6 +74,7 @@ def train(
         *([] if needs_known_user else [["recommend", out, "--history", history]]),
         ["recommend", out, "--users", "all", "--out", "recs.parquet"],
         ["compare", out / "baselines" / "markov", out],
+        *([] if needs_known_user else [["serve", out, "--open"]]),
     )
 
 
@@ -112,6 +113,7 @@ def demo(
         ["recommend", out, "--history", ids],
         ["explain", out, "--history", ids, "--item", found.item],
         ["compare", out / "baselines" / "markov", out],
+        ["serve", out, "--compare", out / "baselines" / "markov", "--open"],
         ["train", "your_clicks.csv"],
     )
 

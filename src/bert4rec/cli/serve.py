@@ -1,0 +1,114 @@
+"""The verb `serve`: recommendations over HTTP, and a web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bert4rec.cli.console import errors
+
+LIMITS = "Limits"
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Directory of a trained model.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; another than this machine's needs keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at.", min=1, max=65535)] = 8000,
+    workers: Annotated[
+        int, typer.Option(help="Processes; several share histories through the store.", min=1)
+    ] = 1,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another model to see beside it; may be repeated."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Where histories are kept: sqlite:FILE or redis://HOST:PORT/DB. "
+            "[default: sqlite:MODEL.histories.db]"
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="File of API keys: a line each, `read KEY` or `admin KEY`."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A Host name to answer to besides this machine's; may be repeated."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Take a new model as soon as it is in the directory.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    max_batch: Annotated[
+        int, typer.Option(help="Histories that the model reads at once.", rich_help_panel=LIMITS)
+    ] = 16,
+    max_waiting: Annotated[
+        int, typer.Option(help="Histories that may wait; more get 503.", rich_help_panel=LIMITS)
+    ] = 1024,
+    answer_within: Annotated[
+        float,
+        typer.Option(help="Seconds; what would take longer gets 503.", rich_help_panel=LIMITS),
+    ] = 2.0,
+    drain: Annotated[
+        float,
+        typer.Option(help="Seconds to answer on after SIGTERM.", rich_help_panel=LIMITS),
+    ] = 0.5,
+    threads: Annotated[
+        int, typer.Option(help="Cores that one batch is computed on.", rich_help_panel=LIMITS)
+    ] = 1,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="A line for each request.")
+    ] = True,
+) -> None:
+    """Answer over HTTP, with a web page at / and the API's description at /docs.
+
+    SIGHUP takes the model that is on disk now; SIGTERM or Ctrl-C ends after all is answered.
+    """
+    try:
+        from bert4rec.serving.server import serve as run
+    except ImportError as error:
+        raise ValueError(
+            f"serving needs more packages ({error.name} is missing): pip install 'bert4rec[serve]'"
+        ) from None
+    from bert4rec.serving.checks import check_before_start
+    from bert4rec.serving.settings import ServeSettings
+
+    settings = ServeSettings(
+        model=model,
+        compare=tuple(compare or ()),
+        host=host,
+        port=port,
+        workers=workers,
+        store=store or f"sqlite:{model.absolute()}.histories.db",
+        keys=keys,
+        allowed_hosts=tuple(allowed_host or ()),
+        watch=watch,
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        answer_within=answer_within,
+        drain=drain,
+        threads=threads,
+        access_log=access_log,
+    )
+    check_before_start(settings)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else shown}:{port}/"
+
+    def on_ready() -> None:
+        message = f"Serving {model} at {url}  (API: {url}docs, Ctrl-C ends)"
+        errors.print(message, markup=False, soft_wrap=True)
+        if show:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    run(settings, on_ready=on_ready)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(serve)

@@ -1,0 +1,26 @@
+"""What can be said to be wrong before any worker starts, and without loading torch."""
+
+from __future__ import annotations
+
+import json
+
+from bert4rec.durable import verify_manifest
+from bert4rec.serving.keys import Keys
+from bert4rec.serving.settings import ServeSettings
+
+
+def check_before_start(settings: ServeSettings) -> None:
+    for directory in (settings.model, *settings.compare):
+        if not directory.is_dir():
+            raise ValueError(f"{directory} is not a directory: train a model there first")
+        verify_manifest(directory)
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or "model" not in config:
+            raise ValueError(f"{directory / 'config.json'} does not describe a model")
+    keys = Keys.load(settings.keys)
+    if not settings.is_local and not keys:
+        raise ValueError(
+            f"--host {settings.host} can be reached by others, so it needs API keys: write a file "
+            "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
+            "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
+        )

@@ -1,0 +1,88 @@
+"""One version of a model as it is served: loaded, checked, named by what is on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert4rec.durable import MANIFEST
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.models.learned import Learned
+from bert4rec.recommender import Recommender
+from bert4rec.serving.catalogue import Catalogue
+
+N_CHECKED = 8  # histories that a model has to answer before it is let in front of people
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    name: str
+    version: str
+    recommender: Recommender
+    catalogue: Catalogue
+
+    @property
+    def kind(self) -> str:
+        return self.recommender.config.model.name
+
+    @property
+    def has_attention(self) -> bool:
+        return isinstance(self.recommender.model, BERT4Rec)
+
+    @property
+    def has_vectors(self) -> bool:
+        model = self.recommender.model
+        return isinstance(model, Learned) and model.item_vectors() is not None
+
+
+def version_on_disk(directory: Path) -> str | None:
+    """Twelve digits of the manifest's SHA-256, which vouches for every file; None without one."""
+    try:
+        return hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
+
+
+def load_served(directory: Path, name: str) -> ServedModel:
+    """Load and check; a ValueError says why a model cannot be served."""
+    directory = directory.resolve()  # a link may be set to another directory meanwhile
+    version = version_on_disk(directory)
+    try:
+        recommender = Recommender.load(directory)
+    except (OSError, KeyError, TypeError, RuntimeError) as error:
+        # a manifest can vouch for files that were never a model
+        raise ValueError(f"{directory} is not a whole model: {error}") from None
+    if version is None or version != version_on_disk(directory):
+        raise ValueError(f"{directory} was being written while it was read: load it again")
+    check(recommender, directory)
+    return ServedModel(name, version, recommender, Catalogue(recommender.vocabulary))
+
+
+def popularity_of(served: ServedModel) -> ServedModel:
+    """The most popular items of the same catalogue: the rival that is always at hand."""
+    recommender = served.recommender.by_popularity()
+    return ServedModel("popularity", served.version, recommender, served.catalogue)
+
+
+def check(recommender: Recommender, directory: Path) -> None:
+    """Ask a few questions; the answers must be whole and finite."""
+    n_items = len(recommender.vocabulary)
+    if n_items == 0:
+        raise ValueError(f"{directory} has no items: train it on some data")
+    if recommender.model.needs_known_user:
+        raise ValueError(
+            f"{directory} cannot be served: {recommender.config.model.name} knows only the users "
+            "that it was trained on; serve a model that reads histories, such as bert4rec"
+        )
+    popular = np.argsort(-recommender.vocabulary.counts, kind="stable")[: N_CHECKED * 4]
+    ids = [recommender.vocabulary.raw(int(token)) for token in popular]
+    histories = [ids[i::N_CHECKED] for i in range(N_CHECKED)]
+    asked = [recommender.question(h, k=3, exclude_seen=False) for h in (*histories, [])]
+    for answer in recommender.answer(asked):
+        numbers = [value for found in answer for value in (found.score, found.probability)]
+        if len(answer) != min(3, n_items) or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"{directory} gives scores that are not numbers: train it again")

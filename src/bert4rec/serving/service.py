@@ -1,0 +1,175 @@
+"""What the routes ask: models, histories and a queue, put together for one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from bert4rec.allocator import keep_freed_memory
+from bert4rec.recommender import Recommendations
+from bert4rec.serving.batching import Batcher, Overloaded, TooLate
+from bert4rec.serving.lane import Lane
+from bert4rec.serving.metrics import Metrics
+from bert4rec.serving.problems import Problem
+from bert4rec.serving.served_model import ServedModel
+from bert4rec.serving.settings import ServeSettings
+from bert4rec.serving.shelf import Change, ModelRefused, Shelf
+from bert4rec.serving.store import Store, open_store
+
+log = logging.getLogger("bert4rec.serving")
+
+T = TypeVar("T")
+SLOW_WAITING, SLOW_WITHIN = 8, 10.0
+SWITCH_INTERVAL = 0.0005  # seconds that a slow question may hold Python's lock, instead of 5 ms
+
+
+@dataclass(frozen=True)
+class Wanted:
+    model: str  # a name; the version that answers is the one served when its turn comes
+    history: Sequence[str | int]
+    k: int
+    exclude_seen: bool
+    allow: Sequence[str | int] | None
+    block: Sequence[str | int] | None
+
+
+Made = tuple[ServedModel, Recommendations]
+
+
+class Service:
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.shelf = Shelf([settings.model, *settings.compare], self.metrics.on_models)
+        self.batcher: Batcher[Wanted, Made] = Batcher(
+            self._answer,
+            settings.max_batch,
+            settings.max_waiting,
+            settings.answer_within,
+            self.metrics.on_batch,
+        )
+        self.lane = Lane(SLOW_WAITING, SLOW_WITHIN)
+        self.is_draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.store: Store
+
+    async def start(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
+        torch.set_num_threads(self.settings.threads)
+        self.shelf.load()
+        self.store = await open_store(self.settings.store)
+        self.metrics.waiting.set_function(lambda: self.batcher.n_waiting)
+        loop = asyncio.get_running_loop()
+        for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
+            loop.add_signal_handler(number, handler)
+        if self.settings.watch:
+            self._tasks.append(loop.create_task(self._watch()))
+        log.info("ready", extra={"models": {n: m.version for n, m in self.shelf.now.items()}})
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.lane.close()
+        await self.store.close()
+
+    def drain(self) -> None:
+        self.is_draining = True
+
+    def model(self, name: str | None) -> ServedModel:
+        found = self.shelf.get(name)
+        if found is None:
+            raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
+        return found
+
+    async def recommend(self, wanted: Sequence[Wanted]) -> list[Made]:
+        with queue_problems():
+            return await self.batcher.ask(wanted)
+
+    async def slowly(self, make: Callable[[], T]) -> T:
+        with queue_problems():
+            return await self.lane.run(make)
+
+    def refusal(self) -> Problem | None:
+        """Asked before a body is read, so that refusing costs next to nothing."""
+        error = self.batcher.refusal()
+        return None if error is None else overloaded(error)
+
+    async def reload(self) -> list[Change]:
+        """Of this worker, and then of the others, by way of the process above them."""
+        try:
+            changes = await self.shelf.reload()
+        except ModelRefused:
+            self.metrics.reloads.labels("refused").inc()
+            raise
+        if any(change.is_new for change in changes):
+            self.metrics.reloads.labels("loaded").inc()
+        return changes
+
+    def tell_the_others(self) -> None:
+        if self.settings.workers > 1:
+            os.kill(os.getppid(), signal.SIGHUP)
+
+    def _answer(self, wanted: list[Wanted]) -> list[Made]:
+        """One version answers a batch, and each answer names it."""
+        now = self.shelf.now
+        made: list[Made | None] = [None] * len(wanted)
+        for name in {each.model for each in wanted}:
+            served = now[name]
+            places = [place for place, each in enumerate(wanted) if each.model == name]
+            asked = [
+                served.recommender.question(w.history, w.k, w.exclude_seen, w.allow, w.block)
+                for w in (wanted[place] for place in places)
+            ]
+            for place, answer in zip(places, served.recommender.answer(asked), strict=True):
+                made[place] = served, answer
+        return [each for each in made if each is not None]
+
+    def _on_hangup(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload_quietly())
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.watch_every)
+            if await asyncio.to_thread(self.shelf.has_news):
+                await self._reload_quietly()
+
+    async def _reload_quietly(self) -> None:
+        with contextlib.suppress(ModelRefused):  # logged, and the old one answers on
+            await self.reload()
+
+
+@contextlib.contextmanager
+def queue_problems() -> Iterator[None]:
+    try:
+        yield
+    except Overloaded as error:
+        raise overloaded(error) from None
+    except TooLate:
+        raise Problem(
+            503,
+            "too_late",
+            "The answer would have come too late. Try again.",
+            headers={"retry-after": "1"},
+        ) from None
+
+
+def overloaded(error: Overloaded) -> Problem:
+    return Problem(
+        503,
+        "overloaded",
+        "Too many requests are waiting. Try again after the time in Retry-After.",
+        headers={"retry-after": str(math.ceil(error.retry_after))},
+    )

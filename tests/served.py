@@ -1,0 +1,116 @@
+"""A real `bert4rec serve` in a process of its own, and small models for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from bert4rec.config import load_config
+from bert4rec.data.sequences import Vocabulary
+from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.recommender import Recommender
+
+N_ITEMS = 60
+
+
+def save_model(
+    directory: Path,
+    *,
+    seed: int = 0,
+    n_items: int = N_ITEMS,
+    titles: Sequence[str | None] | None = None,
+    max_len: int = 50,
+) -> Recommender:
+    """An untrained BERT4Rec whose weights are spread enough to tell items and versions apart."""
+    import torch
+
+    config = load_config("default", None, ["model.dim=16", f"model.max_len={max_len}"])
+    torch.manual_seed(seed)
+    model = BERT4Rec(n_items, config.model).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    names = titles or [f"Title {token}" for token in range(n_items)]
+    ids = [f"item-{token}" for token in range(n_items)]
+    vocabulary = Vocabulary(ids, np.arange(n_items, 0, -1), names)
+    about = {"data": {"fingerprint": "none"}, "created": "2026-01-01T00:00:00+00:00"}
+    recommender = Recommender(model, vocabulary, config, about)
+    recommender.save(directory)
+    return recommender
+
+
+@dataclass
+class Served:
+    url: str
+    port: int
+    process: subprocess.Popen[str]
+    log: Path
+
+    def client(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(word) for word in children.split()]
+
+    def log_lines(self) -> list[dict[str, object]]:
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serve(
+    model: Path, *options: str, environment: dict[str, str] | None = None, within: float = 60
+) -> Iterator[Served]:
+    """Ready when this is entered; ended (by SIGTERM, then SIGKILL) when it is left."""
+    port = free_port()
+    log = model.parent / f"serve-{port}.log"
+    words = [sys.executable, "-c", "from bert4rec.cli import main; main()", "serve", str(model)]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*words, "--port", str(port), *options],
+            stderr=file,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+            start_new_session=True,
+        )
+    served = Served(f"http://127.0.0.1:{port}", port, process, log)
+    try:
+        deadline = time.monotonic() + within
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{served.url}/readyz", trust_env=False).status_code == 200:
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the server did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        yield served
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                for pid in (*served.workers(), process.pid):
+                    os.kill(pid, signal.SIGKILL)
+                process.wait(5)

@@ -1,0 +1,123 @@
+"""Questions that wait are answered together, in order, within bounds."""
+
+import asyncio
+import time
+
+import pytest
+
+from bert4rec.serving.batching import Batcher, Overloaded, TooLate
+
+
+class Doubler:
+    """Answers 2 x, after a while."""
+
+    def __init__(self, seconds: float = 0) -> None:
+        self.seconds = seconds
+        self.batches: list[list[int]] = []
+
+    def __call__(self, asked: list[int]) -> list[int]:
+        time.sleep(self.seconds)
+        self.batches.append(asked)
+        if -1 in asked:
+            raise ValueError("cannot double -1")
+        return [2 * each for each in asked]
+
+
+def batcher(doubler: Doubler, **changed: float) -> Batcher[int, int]:
+    settings = {"max_batch": 4, "max_waiting": 8, "answer_within": 5.0} | changed
+    return Batcher(doubler, **settings)  # type: ignore[arg-type]
+
+
+def ask(queue: Batcher[int, int], *requests: list[int]) -> list[list[int] | BaseException]:
+    """All at the same moment."""
+
+    async def together() -> list[list[int] | BaseException]:
+        return await asyncio.gather(*map(queue.ask, requests), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_what_waits_is_answered_together_each_with_its_own() -> None:
+    doubler = Doubler()
+    assert ask(batcher(doubler), *([n] for n in range(7))) == [[2 * n] for n in range(7)]
+    assert doubler.batches == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+def test_requests_that_arrive_during_a_batch_share_the_next_one() -> None:
+    doubler = Doubler(seconds=0.02)
+
+    async def arrive() -> None:
+        queue = batcher(doubler)
+        loop = asyncio.get_running_loop()
+        first = loop.create_task(queue.ask([0]))
+        await asyncio.sleep(0)
+        # While the model computes, a server's threads hand over what has arrived.
+        await loop.run_in_executor(None, time.sleep, 0.005)
+        rest = [loop.create_task(queue.ask([n])) for n in (1, 2, 3)]
+        await asyncio.gather(first, *rest)
+
+    asyncio.run(arrive())
+    assert doubler.batches == [[0], [1, 2, 3]]
+
+
+def test_a_request_stays_together_even_if_it_is_larger_than_a_batch() -> None:
+    doubler = Doubler()
+    answers = ask(batcher(doubler, max_waiting=20), [0], [1, 2, 3], [4, 5], list(range(6)))
+    assert answers == [[0], [2, 4, 6], [8, 10], [0, 2, 4, 6, 8, 10]]
+    assert doubler.batches == [[0, 1, 2, 3], [4, 5], list(range(6))]
+
+
+def test_too_much_is_refused_at_once_and_later_taken_again() -> None:
+    queue = batcher(Doubler())
+    *answers, refused = ask(queue, *([n] for n in range(9)))
+    assert answers == [[2 * n] for n in range(8)]
+    assert isinstance(refused, Overloaded)
+    assert refused.retry_after >= 1
+    assert queue.n_waiting == 0
+    assert ask(queue, [9]) == [[18]]
+
+
+def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
+    assert ask(batcher(Doubler(), max_waiting=2), [1, 2, 3]) == [[2, 4, 6]]
+
+
+def test_what_would_take_too_long_is_refused_by_experience() -> None:
+    queue = batcher(Doubler(seconds=0.05), max_batch=1, max_waiting=1000, answer_within=0.3)
+    for n in range(20):  # experience
+        ask(queue, [n])
+    answers = ask(queue, *([n] for n in range(30)))
+    refused = [each for each in answers if isinstance(each, Overloaded)]
+    assert len(refused) >= 20
+    assert not [each for each in answers if isinstance(each, TooLate)]
+
+
+def test_a_question_whose_time_is_over_is_not_computed() -> None:
+    doubler = Doubler(seconds=0.1)
+    first, *late = ask(batcher(doubler, max_batch=1, answer_within=0.05), [1], [2], [3])
+    assert first == [2]
+    assert all(isinstance(each, TooLate) for each in late)
+    assert doubler.batches == [[1]]
+
+
+def test_a_question_that_nobody_waits_for_is_not_computed() -> None:
+    doubler = Doubler()
+
+    async def give_up() -> None:
+        queue = batcher(doubler)
+        task = asyncio.get_running_loop().create_task(queue.ask([1]))
+        other = asyncio.get_running_loop().create_task(queue.ask([2]))
+        asyncio.get_running_loop().call_soon(task.cancel)
+        assert await other == [4]
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(give_up())
+    assert doubler.batches in ([[2]], [[1, 2]])
+
+
+def test_an_error_reaches_those_who_asked_and_nobody_else() -> None:
+    queue = batcher(Doubler(), max_batch=1)
+    failed, fine = ask(queue, [-1], [3])
+    assert isinstance(failed, ValueError)
+    assert fine == [6]
+    assert ask(queue, [4]) == [[8]]

@@ -1,0 +1,335 @@
+"""The service answers what the library answers; a real server over loopback."""
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from served import N_ITEMS, Served, save_model, serve
+
+from bert4rec.recommender import Recommender
+
+N_PARITY = 500
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("served") / "films"
+    titles = [f"Title {token}" for token in range(N_ITEMS)]
+    titles[3:6] = ["Amélie", "The Matrix", "Matrix Reloaded, The"]
+    save_model(directory, titles=titles)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Served]:
+    with serve(model, "--no-access-log") as served:
+        yield served
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def library(model: Path) -> Recommender:
+    return Recommender.load(model)
+
+
+def questions(n: int, seed: int) -> list[dict[str, Any]]:
+    """Histories of all lengths with strangers among them, and every kind of filter."""
+    generator = np.random.default_rng(seed)
+    asked = []
+    for _ in range(n):
+        ids = [f"item-{i}" for i in generator.integers(0, N_ITEMS + 5, generator.integers(0, 70))]
+        question: dict[str, Any] = {"history": ids, "k": int(generator.integers(1, 20))}
+        if generator.random() < 0.3:
+            question["exclude_seen"] = False
+        if generator.random() < 0.3:
+            question["block"] = [f"item-{i}" for i in generator.integers(0, N_ITEMS, 5)]
+        if generator.random() < 0.3:
+            question["allow"] = [f"item-{i}" for i in generator.integers(0, N_ITEMS, 30)]
+        asked.append(question)
+    return asked
+
+
+def assert_same(answer: dict[str, Any], library: Recommender, question: dict[str, Any]) -> None:
+    expected = library.recommend(**question)
+    assert [found["item"] for found in answer["items"]] == [found.item for found in expected]
+    assert [found["title"] for found in answer["items"]] == [found.title for found in expected]
+    for found, wanted in zip(answer["items"], expected, strict=True):
+        assert found["score"] == pytest.approx(wanted.score, abs=1e-5)
+        assert found["probability"] == pytest.approx(wanted.probability, abs=1e-5)
+    assert answer["ignored"] == expected.unknown
+    assert answer["fallback"] == expected.is_fallback
+
+
+def test_answers_alone_equal_the_librarys(client: httpx.Client, library: Recommender) -> None:
+    for question in questions(N_PARITY, seed=1):
+        assert_same(client.post("/v1/recommend", json=question).json(), library, question)
+
+
+def test_answers_together_equal_the_librarys(server: Served, library: Recommender) -> None:
+    asked = questions(N_PARITY, seed=2)
+
+    async def ask_all() -> list[dict[str, Any]]:
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(
+            base_url=server.url, limits=limits, timeout=60, trust_env=False
+        ) as client:
+            answers = await asyncio.gather(*(client.post("/v1/recommend", json=q) for q in asked))
+        return [answer.json() for answer in answers]
+
+    before = batch_counts(server)
+    answers = asyncio.run(ask_all())
+    for question, answer in zip(asked, answers, strict=True):
+        assert_same(answer, library, question)
+    n_batches, n_asked = (a - b for a, b in zip(batch_counts(server), before, strict=True))
+    assert n_asked == N_PARITY
+    assert n_batches < n_asked  # some were really answered together
+
+
+def batch_counts(server: Served) -> tuple[float, float]:
+    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return float(lines["bert4rec_batch_size_count"]), float(lines["bert4rec_batch_size_sum"])
+
+
+def test_a_batch_request_equals_the_library(client: httpx.Client, library: Recommender) -> None:
+    histories = [question["history"] for question in questions(256, seed=3)]
+    answer = client.post("/v1/recommend/batch", json={"histories": histories, "k": 7}).json()
+    assert len(answer["results"]) == 256
+    for history, result in zip(histories, answer["results"], strict=True):
+        assert_same(result, library, {"history": history, "k": 7})
+
+
+def test_stored_histories_are_fresh_in_the_next_request(
+    client: httpx.Client, library: Recommender
+) -> None:
+    ids: list[str] = []
+    for step in range(5):
+        ids.append(f"item-{step * 7}")
+        event = {"user": "anna/ä", "item": ids[-1], "time": 1000 + step, "id": f"e{step}"}
+        assert client.post("/v1/events", json={"events": [event]}).json() == {
+            "stored": 1,
+            "duplicates": 0,
+            "unknown_items": 0,
+        }
+        again = client.post("/v1/events", json={"events": [event]}).json()
+        assert again["duplicates"] == 1
+        answer = client.get("/v1/users/anna%2F%C3%A4/recommendations", params={"k": 5}).json()
+        assert answer["user"] == "anna/ä"
+        assert answer["n_events"] == step + 1
+        assert_same(answer, library, {"history": ids, "k": 5})
+    stored = client.get("/v1/users/anna%2F%C3%A4").json()["events"]
+    assert [event["item"] for event in stored] == ids
+    found = client.get("/v1/users", params={"query": "ann"}).json()["users"]
+    assert [user["user"] for user in found] == ["anna/ä"]
+    conflict = event | {"item": "item-1"}
+    assert client.post("/v1/events", json={"events": [conflict]}).status_code == 409
+    assert client.delete("/v1/users/anna%2F%C3%A4").json()["erased"] == 5
+    assert client.get("/v1/users/anna%2F%C3%A4").status_code == 404
+    assert client.get("/v1/users/anna%2F%C3%A4/recommendations").json()["fallback"]
+
+
+def test_explanations_equal_the_librarys(client: httpx.Client, library: Recommender) -> None:
+    history, items = ["item-1", "no such", "item-2", "item-3"], ["item-9", "item-10"]
+    body = {"history": history, "items": items, "attention": True}
+    answer = client.post("/v1/explain", json=body).json()
+    assert answer["ignored"] == ["no such"]
+    assert [read["item"] for read in answer["read"]] == ["item-1", "item-2", "item-3"]
+    for item, found in zip(items, answer["explanations"], strict=True):
+        expected = library.explain(history, item)
+        assert found["probability"] == pytest.approx(expected.probability, abs=1e-5)
+        influences = [each.influence for each in expected.influences]
+        assert found["influences"] == pytest.approx(influences, abs=1e-4)
+    expected_attention = library.explain(history, "item-9").attention
+    assert expected_attention is not None
+    assert np.allclose(answer["attention"], expected_attention.numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_explained_is_said(client: httpx.Client) -> None:
+    def status(**body: Any) -> tuple[int, str]:
+        answer = client.post("/v1/explain", json=body)
+        return answer.status_code, answer.json()["error"]["code"]
+
+    assert status(history=["item-1"], items=["nothing"]) == (404, "unknown_item")
+    assert status(history=["nothing"], items=["item-1"]) == (422, "nothing_to_explain")
+    popularity = {"history": ["item-1"], "items": ["item-2"], "model": "popularity"}
+    assert status(**popularity) == (422, "nothing_to_explain")
+    assert status(history=["item-1"], items=["item-2"], model="no") == (404, "unknown_model")
+
+
+def test_items_are_found_by_title(client: httpx.Client) -> None:
+    def found(query: str) -> list[str]:
+        answer = client.get("/v1/items", params={"query": query, "limit": 4}).json()
+        return [item["title"] for item in answer["items"]]
+
+    assert found("amelie") == ["Amélie"]
+    assert found("MATRIX") == ["Matrix Reloaded, The", "The Matrix"]  # begins with it: first
+    assert found("item-7") == ["Title 7"]
+    assert found("no such film") == []
+    assert found("") == ["Title 0", "Title 1", "Title 2", "Amélie"]  # the most popular
+
+
+def test_similar_items_equal_the_librarys(client: httpx.Client, library: Recommender) -> None:
+    answer = client.get("/v1/items/item-4/similar", params={"k": 5}).json()
+    expected = library.similar("item-4", 5)
+    assert [each["item"] for each in answer["items"]] == [each.item for each in expected]
+    assert client.get("/v1/items/none/similar").json()["error"]["code"] == "unknown_item"
+    params = {"model": "popularity"}
+    assert client.get("/v1/items/item-4/similar", params=params).status_code == 422
+
+
+def test_the_model_is_named_everywhere(client: httpx.Client, model: Path) -> None:
+    facts = client.get("/v1/model").json()
+    assert facts["default"] == "films"
+    versions = {each["name"]: each["version"] for each in facts["models"]}
+    assert set(versions) == {"films", "popularity"}
+    for name in versions:
+        answer = client.post("/v1/recommend", json={"history": ["item-1"], "model": name})
+        assert answer.json()["model"] == name
+        assert answer.json()["model_version"] == versions[name]
+        assert answer.headers["x-model-version"] == versions[name]
+    popular = client.post("/v1/recommend", json={"history": ["item-1"], "model": "popularity"})
+    titles = [item["title"] for item in popular.json()["items"][:2]]
+    assert titles == ["Title 0", "Title 2"]
+
+
+def test_limits_have_clear_answers(client: httpx.Client) -> None:
+    def problem(path: str, body: Any) -> tuple[int, str | None]:
+        answer = client.post(path, json=body)
+        return answer.status_code, answer.json()["error"]["where"]
+
+    one = ["item-1"]
+    assert problem("/v1/recommend", {"history": one * 1001}) == (422, "body.history")
+    assert problem("/v1/recommend", {"history": one, "k": 1001}) == (422, "body.k")
+    assert problem("/v1/recommend", {"history": one, "k": True}) == (422, "body.k")
+    assert problem("/v1/recommend", {"history": [1.5]}) == (422, "body.history[0]")
+    assert problem("/v1/recommend", {"history": [2**63]}) == (422, "body.history[0]")
+    assert problem("/v1/recommend", {"hist": one})[0] == 422
+    assert problem("/v1/recommend/batch", {"histories": [one] * 257}) == (422, "body.histories")
+    whole = client.post("/v1/recommend", json={"history": one * 1000, "k": 1000})
+    assert len(whole.json()["items"]) == N_ITEMS - 1
+
+
+def test_the_description_is_served_from_here(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    assert "http" not in page.replace("http-equiv", "")
+    for path in ("/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/start.js"):
+        assert client.get(path).status_code == 200
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/recommend", "/v1/events", "/v1/explain", "/v1/model"} <= set(paths)
+
+
+def test_metrics_tell_rate_latency_batches_and_version(client: httpx.Client, model: Path) -> None:
+    client.post("/v1/recommend", json={"history": ["item-1"]})
+    text = client.get("/metrics").text
+    version = client.get("/v1/model").json()["models"][0]["version"]
+    for line in (
+        'bert4rec_requests_total{method="POST",route="/v1/recommend",status="200"}',
+        'bert4rec_request_seconds_bucket{le="0.001",route="/v1/recommend"}',
+        "bert4rec_batch_size_count",
+        "bert4rec_waiting 0.0",
+        f'version="{version}"}} 1.0',
+    ):
+        assert line in text
+
+
+def test_a_new_model_is_taken_by_signal_call_and_watching(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    save_model(directory, seed=1)
+
+    def version(client: httpx.Client) -> str:
+        answer = client.post("/v1/recommend", json={"history": ["item-1"]})
+        return str(answer.json()["model_version"])
+
+    with serve(directory, "--watch") as server, server.client() as client:
+        seen = [version(client)]
+        for seed, how in ((2, "signal"), (3, "call"), (4, "watch")):
+            save_model(directory, seed=seed)
+            if how == "signal":
+                os.kill(server.process.pid, signal.SIGHUP)
+            if how == "call":
+                client.post("/v1/admin/reload").raise_for_status()
+            deadline = time.monotonic() + 30
+            while version(client) in seen:
+                assert time.monotonic() < deadline, f"no new version by {how}"
+                time.sleep(0.05)
+            seen.append(version(client))
+        (directory / "model.safetensors").write_bytes(b"broken")
+        refused = client.post("/v1/admin/reload")
+        assert refused.status_code == 409 or refused.json()["models"][0]["changed"] is False
+        assert version(client) == seen[-1]
+        assert len(set(seen)) == 4
+
+
+def test_several_workers_share_histories_reloads_and_metrics(
+    tmp_path: Path, redis_socket: Path
+) -> None:
+    directory = tmp_path / "model"
+    save_model(directory, seed=1)
+    store = f"unix://{redis_socket}?db=0&prefix={tmp_path.name}"
+    with serve(directory, "--workers", "2", "--store", store) as server:
+        save_model(directory, seed=2)
+        for n in range(20):  # a connection each: the system spreads them over the workers
+            with server.client(connection="close") as client:
+                event = {"user": "u", "item": f"item-{n}", "time": n + 1}
+                client.post("/v1/events", json={"events": [event]}).raise_for_status()
+            with server.client(connection="close") as client:
+                answer = client.get("/v1/users/u/recommendations").json()
+                assert answer["n_events"] == n + 1
+        with server.client() as client:
+            [facts] = client.post("/v1/admin/reload").json()["models"]
+        deadline = time.monotonic() + 20
+        n_new = 0
+        while n_new < 10:  # in a row: both workers have it
+            with server.client(connection="close") as client:
+                answer = client.post("/v1/recommend", json={"history": ["item-1"]}).json()
+            n_new = n_new + 1 if answer["model_version"] == facts["version"] else 0
+            assert time.monotonic() < deadline
+        with server.client() as client:
+            text = client.get("/metrics").text
+        counted = [
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.startswith("bert4rec_requests_total") and "/v1/events" in line
+        ]
+        assert math.fsum(counted) == 20
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda d: shutil.rmtree(d), "is not a directory"),
+        (lambda d: (d / "manifest.json").unlink(), "not complete"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"x"), "damaged"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_said_at_once(
+    tmp_path: Path, break_it: Any, says: str
+) -> None:
+    directory = tmp_path / "model"
+    save_model(directory)
+    break_it(directory)
+    with pytest.raises(AssertionError, match=says), serve(directory):
+        pass
+
+
+def test_another_address_needs_keys(tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    with (
+        pytest.raises(AssertionError, match="API keys"),
+        serve(tmp_path / "model", "--host", "0.0.0.0"),
+    ):
+        pass
