@@ -223,6 +223,10 @@ class Config(Settings):
     second_stage: SecondStageConfig = SecondStageConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    def of_model(self, name: str) -> Config:
+        """The same settings with another model, for one that has none of its own."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})
+
 
 def recipe_names() -> list[str]:
     folder = resources.files("bert4rec") / "recipes"

@@ -73,6 +73,9 @@ def train_recommender(
         baseline = FITTED[name].fit(split.train, split.n_items, config)
         rivals[name] = evaluate_questions(baseline, split.test, split, config)
         save_evaluation(rivals[name], sequences, out / "baselines" / name)
+        settings = config.of_model(name)
+        rival = Recommender(baseline, sequences.vocabulary, settings, _about(sequences, settings))
+        rival.save(out / "baselines" / name)  # so that it can be asked and served, too
     recommender.save(out)
     delete_checkpoints(out)
     return Outcome(recommender, evaluation, dict(sorted(rivals.items())))

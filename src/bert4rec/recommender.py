@@ -246,8 +246,7 @@ class Recommender:
 
     def by_popularity(self) -> Recommender:
         """The most popular items of the same catalogue, for comparison."""
-        settings = self.config.model.model_copy(update={"name": "popularity"})
-        config = self.config.model_copy(update={"model": settings})
+        config = self.config.of_model("popularity")
         return Recommender(self._popularity, self.vocabulary, config, self.about)
 
     def _answer(

@@ -71,7 +71,9 @@ def serve(
     """
     try:
         from bert4rec.serving.server import serve as run
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("bert4rec"):
+            raise
         raise ValueError(
             f"serving needs more packages ({error.name} is missing): pip install 'bert4rec[serve]'"
         ) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 
 from bert4rec.durable import verify_manifest
 from bert4rec.serving.keys import Keys
@@ -24,3 +26,19 @@ def check_before_start(settings: ServeSettings) -> None:
             "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
             "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
         )
+    _check_address(settings.host, settings.port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Processes of the server may share a port, so a stranger there would go unnoticed."""
+    try:
+        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"the port {port} is in use: end what listens there, or take another --port"
+        else:
+            reason = f"cannot listen at {host}, port {port}: {error.strerror}"
+        raise ValueError(reason) from None

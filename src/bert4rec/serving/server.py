@@ -75,6 +75,7 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
         signal.signal(signal.SIGINT, on_end)
         signal.signal(signal.SIGHUP, lambda *_: tell_workers(signal.SIGHUP))
         signal.signal(signal.SIGUSR1, on_worker_ready)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what a new worker starts with
 
     with _shared_metrics(settings.workers):
         server.serve(target_loader=partial(_load_app, settings), wrap_loader=False)
@@ -82,8 +83,10 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
 
 def _load_app(settings: ServeSettings) -> Any:
     """In a worker process: only now is torch imported, never above a fork."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)  # what the main process does is not for a worker
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # until the service takes them: by default
+        signal.signal(number, signal.SIG_IGN)  # they would end a worker that is still starting
     os.setpgid(0, 0)  # Ctrl-C reaches the main process alone, which lets the workers drain
     if sys.platform == "linux":  # no worker outlives the process that would restart and end it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -73,6 +73,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
             loop.add_signal_handler(number, handler)
+        if self.shelf.has_news():  # a new model and its signal came while this one was loaded
+            await self._reload_quietly()
         if self.settings.watch:
             self._tasks.append(loop.create_task(self._watch()))
         log.info("ready", extra={"models": {n: m.version for n, m in self.shelf.now.items()}})
