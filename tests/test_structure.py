@@ -22,10 +22,10 @@ ORDER = [
     "ranking",
     "evaluation",
     "recommender",
+    "serving",
     "training",
     "batch",
     "pipeline",
-    "serving",
     "lab",
     "cli",
 ]

@@ -16,7 +16,9 @@ export function showHistory(state, ignored) {
   wanted = null;
   byId("history-empty").hidden = history.length > 0;
   byId("clear").hidden = history.length === 0;
-  byId("history-count").textContent = history.length ? counted(history.length, "item") : "";
+  byId("history-count").textContent = history.length
+    ? `${counted(history.length, "item")}${history.length > 1 ? ", newest first" : ""}`
+    : "";
   const note = byId("history-note");
   note.hidden = state.user === null;
   note.replaceChildren("Stored history of ", nameElement(state.user ?? ""));
