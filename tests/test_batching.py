@@ -60,11 +60,25 @@ def test_requests_that_arrive_during_a_batch_share_the_next_one() -> None:
     assert doubler.batches == [[0], [1, 2, 3]]
 
 
-def test_a_request_stays_together_even_if_it_is_larger_than_a_batch() -> None:
+def test_a_large_request_is_answered_in_parts_and_others_in_between() -> None:
     doubler = Doubler()
-    answers = ask(batcher(doubler, max_waiting=20), [0], [1, 2, 3], [4, 5], list(range(6)))
-    assert answers == [[0], [2, 4, 6], [8, 10], [0, 2, 4, 6, 8, 10]]
-    assert doubler.batches == [[0, 1, 2, 3], [4, 5], list(range(6))]
+    queue = batcher(doubler, max_waiting=20)
+    large, small, other = list(range(10)), [20, 21, 22], [30]
+    assert ask(queue, large, small, other) == [
+        [2 * n for n in each] for each in (large, small, other)
+    ]
+    assert doubler.batches == [[0, 1, 2, 3], [20, 21, 22, 30], [4, 5, 6, 7], [8, 9]]
+    assert queue.n_waiting == 0
+
+
+def test_an_error_in_a_part_ends_the_whole_request() -> None:
+    doubler = Doubler()
+    queue = batcher(doubler, max_waiting=20)
+    failed, fine = ask(queue, [0, 1, 2, 3, -1, 5, 6, 7, 8, 9], [30])
+    assert isinstance(failed, ValueError)
+    assert isinstance(fine, list | ValueError)
+    assert queue.n_waiting == 0
+    assert ask(queue, [1]) == [[2]]
 
 
 def test_too_much_is_refused_at_once_and_later_taken_again() -> None:

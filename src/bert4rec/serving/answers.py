@@ -19,6 +19,11 @@ def json_response(content: object, served: ServedModel | None = None) -> Respons
     return Response(body, media_type="application/json", headers=headers)
 
 
+def as_json(content: object) -> orjson.Fragment:
+    """A part that is written already, to be put into a whole."""
+    return orjson.Fragment(orjson.dumps(content, option=NUMPY))
+
+
 def named(served: ServedModel) -> dict[str, Any]:
     return {"model": served.name, "model_version": served.version}
 

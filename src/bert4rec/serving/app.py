@@ -78,6 +78,7 @@ def make_app(settings: ServeSettings) -> Guard:
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         lifespan=lifespan,
     )
     router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)

@@ -39,13 +39,14 @@ class Waiting(Generic[Asked, Answer]):
     asked: Sequence[Asked]
     deadline: float
     future: asyncio.Future[list[Answer]]
+    answers: list[Answer] = field(default_factory=list)  # of the first of them
 
 
 @dataclass
 class Batcher(Generic[Asked, Answer]):
     """`answer` is called with up to `max_batch` questions at a time, between turns of the loop.
 
-    A request's questions stay together, so a request of more than `max_batch` is a batch itself.
+    A request of more questions is answered in parts, and others get their turn in between.
     """
 
     answer: Callable[[list[Asked]], list[Answer]]
@@ -87,42 +88,51 @@ class Batcher(Generic[Asked, Answer]):
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._has_a_turn = False
         started = time.monotonic()
-        batch = self._take(started)
-        asked = [question for each in batch for question in each.asked]
+        parts = self._take(started)
+        asked = [question for _, part in parts for question in part]
         if asked:
             try:
                 answers = self.answer(asked)
             except Exception as error:  # goes to everybody who waits for it
-                for each in batch:
+                for each, part in parts:
+                    self.n_waiting -= len(each.asked) - len(each.answers) - len(part)
                     each.future.set_exception(error)
             else:
-                _deliver(batch, answers)
+                self._deliver(parts, answers)
             seconds = time.monotonic() - started
             self._seconds_each += 0.1 * (seconds / len(asked) - self._seconds_each)
             self.on_batch(len(asked), seconds)
         if self._queue:
             self._give_a_turn(loop)
 
-    def _take(self, now: float) -> list[Waiting[Asked, Answer]]:
-        """The oldest requests that fit; those that nobody waits for, or not any more, fall out."""
-        batch: list[Waiting[Asked, Answer]] = []
-        n = 0
-        while self._queue and (not batch or n + len(self._queue[0].asked) <= self.max_batch):
+    def _take(self, now: float) -> list[tuple[Waiting[Asked, Answer], Sequence[Asked]]]:
+        """The oldest requests, as much of each as fits; what nobody waits for falls out."""
+        parts: list[tuple[Waiting[Asked, Answer], Sequence[Asked]]] = []
+        n_left = self.max_batch
+        while self._queue and n_left:
             each = self._queue.popleft()
-            self.n_waiting -= len(each.asked)
-            if each.future.done():  # the client went away
-                continue
-            if each.deadline < now:
+            rest = each.asked[len(each.answers) :]
+            if not each.future.done() and each.deadline < now:
                 each.future.set_exception(TooLate())
+            if each.future.done():  # or the client went away
+                self.n_waiting -= len(rest)
                 continue
-            batch.append(each)
-            n += len(each.asked)
-        return batch
+            part = rest[:n_left]
+            parts.append((each, part))
+            n_left -= len(part)
+            self.n_waiting -= len(part)
+        return parts
 
-
-def _deliver(batch: list[Waiting[Asked, Answer]], answers: list[Answer]) -> None:
-    first = 0
-    for each in batch:
-        last = first + len(each.asked)
-        each.future.set_result(answers[first:last])
-        first = last
+    def _deliver(
+        self,
+        parts: list[tuple[Waiting[Asked, Answer], Sequence[Asked]]],
+        answers: list[Answer],
+    ) -> None:
+        first = 0
+        for each, part in parts:
+            each.answers += answers[first : first + len(part)]
+            first += len(part)
+            if len(each.answers) == len(each.asked):
+                each.future.set_result(each.answers)
+            else:
+                self._queue.append(each)  # behind those who wait already

@@ -1,4 +1,4 @@
-"""Slow questions (why? what is alike?) on a thread of their own, so that recommending goes on."""
+"""Slow questions (why? which titles?) on a thread of their own, so that recommending goes on."""
 
 from __future__ import annotations
 

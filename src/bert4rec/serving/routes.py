@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from bert4rec import __version__
 from bert4rec.serving import schemas, settings
-from bert4rec.serving.answers import json_response, named, recommended
+from bert4rec.serving.answers import as_json, json_response, named, recommended
 from bert4rec.serving.problems import Problem
 from bert4rec.serving.served_model import ServedModel
 from bert4rec.serving.service import Service, Wanted
@@ -16,16 +17,17 @@ from bert4rec.serving.service import Service, Wanted
 Limit = Annotated[int, Query(ge=1, le=settings.MAX_FOUND)]
 K = Annotated[int, Query(ge=1, le=settings.MAX_K)]
 ModelName = Annotated[str | None, Query(max_length=200, description="a name from /v1/model")]
+MANY_ITEMS = 50
 Search = Annotated[str, Query(max_length=200)]
 
 
 def wanted(body: schemas.Filters, served: ServedModel, history: list[str | int]) -> Wanted:
-    return Wanted(served.name, history, body.k, body.exclude_seen, body.allow, body.block)
+    return Wanted(served, history, body.k, body.exclude_seen, body.allow, body.block)
 
 
 async def recommend_one(service: Service, body: schemas.RecommendBody) -> Response:
     served = service.model(body.model)
-    [(served, answer)] = await service.recommend([wanted(body, served, body.history)])
+    [answer] = await service.recommend([wanted(body, served, body.history)])
     return json_response(recommended(answer) | named(served), served)
 
 
@@ -39,9 +41,12 @@ def question_routes(service: Service, router: APIRouter, *, needs_key: bool) -> 
     async def recommend_batch(body: schemas.BatchBody) -> Response:
         """The same for many histories at once, all by the same model version."""
         served = service.model(body.model)
-        made = await service.recommend([wanted(body, served, each) for each in body.histories])
-        served = made[0][0]
-        results = [recommended(answer) for _, answer in made]
+        answers = await service.recommend([wanted(body, served, each) for each in body.histories])
+        results = []
+        for answer in answers:
+            results.append(as_json(recommended(answer)))
+            if len(answer) > MANY_ITEMS:  # a quarter of a million items: others go between
+                await asyncio.sleep(0)
         return json_response({"results": results} | named(served), served)
 
     @router.post("/v1/explain", response_model=schemas.ExplainAnswer, tags=["recommend"])
@@ -53,7 +58,7 @@ def question_routes(service: Service, router: APIRouter, *, needs_key: bool) -> 
             token_of(served, item, f"body.items[{place}]")
         ignored = recommender.vocabulary.encode(body.history)[1]
         try:
-            found = await service.slowly(
+            found = await service.explain(
                 lambda: recommender.explain_items(
                     body.history, body.items, with_attention=body.attention
                 )
@@ -84,7 +89,7 @@ def question_routes(service: Service, router: APIRouter, *, needs_key: bool) -> 
         """Items whose title (or id) fits the query; without a query the most popular ones."""
         served = service.model(model)
         vocabulary = served.recommender.vocabulary
-        tokens = await service.slowly(lambda: served.catalogue.find(query, limit))
+        tokens = await service.search(lambda: served.catalogue.find(query, limit))
         found = [
             {
                 "item": vocabulary.raw(token),
@@ -105,7 +110,7 @@ def question_routes(service: Service, router: APIRouter, *, needs_key: bool) -> 
         if not served.has_vectors:
             message = f"{served.kind} has no item vectors; ask another model."
             raise Problem(422, "no_vectors", message, "query.model")
-        found = await service.slowly(lambda: served.recommender.similar(item, k))
+        found = await service.search(lambda: served.recommender.similar(item, k))
         vocabulary = served.recommender.vocabulary
         alike = [{"item": each.item, "title": each.title, "score": each.score} for each in found]
         content = {

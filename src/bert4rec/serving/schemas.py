@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from bert4rec.serving.settings import (
     MAX_BATCH,
@@ -18,8 +18,8 @@ from bert4rec.serving.settings import (
 Text = Annotated[StrictStr, Field(max_length=MAX_ID)]
 Integer = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 RawId = Annotated[Text | Integer, Field(union_mode="left_to_right")]
-History = Annotated[list[RawId], Field(max_length=MAX_HISTORY)]
-Listed = Annotated[list[RawId], Field(max_length=MAX_LISTED)]
+History = Annotated[list[RawId], Field(max_length=MAX_HISTORY, fail_fast=True)]
+Listed = Annotated[list[RawId], Field(max_length=MAX_LISTED, fail_fast=True)]
 K = Annotated[StrictInt, Field(ge=1, le=MAX_K)]
 ModelName = Annotated[StrictStr, Field(max_length=200)]
 
@@ -49,14 +49,14 @@ class BatchBody(Filters):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"histories": [["item-1"], ["item-2", "item-3"]]}]}
     )
-    histories: Annotated[list[History], Field(min_length=1, max_length=MAX_BATCH)]
+    histories: Annotated[list[History], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 
 
 class EventBody(Body):
     user: RawId
     item: RawId
     time: Annotated[
-        StrictInt | float | None,
+        StrictFloat | None,
         Field(ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970; now if absent"),
     ] = None
     id: Annotated[
@@ -71,12 +71,12 @@ class EventsBody(Body):
             "examples": [{"events": [{"user": "anna", "item": "item-1", "id": "click-1"}]}]
         }
     )
-    events: Annotated[list[EventBody], Field(min_length=1, max_length=MAX_BATCH)]
+    events: Annotated[list[EventBody], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 
 
 class ExplainBody(Body):
     history: History
-    items: Annotated[list[RawId], Field(min_length=1, max_length=MAX_EXPLAINED)]
+    items: Annotated[list[RawId], Field(min_length=1, max_length=MAX_EXPLAINED, fail_fast=True)]
     attention: StrictBool = False
     model: ModelName | None = None
 

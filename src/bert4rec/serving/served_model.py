@@ -18,7 +18,7 @@ from bert4rec.serving.catalogue import Catalogue
 N_CHECKED = 8  # histories that a model has to answer before it is let in front of people
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedModel:
     name: str
     version: str

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from granian.constants import Interfaces, Loops
+from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.server import Server
 
@@ -41,6 +41,7 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
         port=settings.port,
         interface=Interfaces.ASGI,
         workers=settings.workers,
+        http=HTTPModes.http1,  # when it has to guess, a silent connection has no time limit
         loop=Loops.uvloop,
         backlog=BACKLOG,
         http1_settings=HTTP1Settings(header_read_timeout=int(settings.header_within * 1000)),

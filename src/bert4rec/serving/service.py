@@ -30,12 +30,13 @@ log = logging.getLogger("bert4rec.serving")
 
 T = TypeVar("T")
 SLOW_WAITING, SLOW_WITHIN = 8, 10.0
+SEARCHES_WAITING = 64
 SWITCH_INTERVAL = 0.0005  # seconds that a slow question may hold Python's lock, instead of 5 ms
 
 
 @dataclass(frozen=True)
 class Wanted:
-    model: str  # a name; the version that answers is the one served when its turn comes
+    served: ServedModel  # the version that was served when the request came
     history: Sequence[str | int]
     k: int
     exclude_seen: bool
@@ -43,22 +44,20 @@ class Wanted:
     block: Sequence[str | int] | None
 
 
-Made = tuple[ServedModel, Recommendations]
-
-
 class Service:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.shelf = Shelf([settings.model, *settings.compare], self.metrics.on_models)
-        self.batcher: Batcher[Wanted, Made] = Batcher(
+        self.batcher: Batcher[Wanted, Recommendations] = Batcher(
             self._answer,
             settings.max_batch,
             settings.max_waiting,
             settings.answer_within,
             self.metrics.on_batch,
         )
-        self.lane = Lane(SLOW_WAITING, SLOW_WITHIN)
+        self.explaining = Lane(SLOW_WAITING, SLOW_WITHIN)
+        self.searching = Lane(SEARCHES_WAITING, settings.answer_within)
         self.is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.store: Store
@@ -82,7 +81,8 @@ class Service:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self.lane.close()
+        self.explaining.close()
+        self.searching.close()
         await self.store.close()
 
     def drain(self) -> None:
@@ -94,13 +94,17 @@ class Service:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found
 
-    async def recommend(self, wanted: Sequence[Wanted]) -> list[Made]:
+    async def recommend(self, wanted: Sequence[Wanted]) -> list[Recommendations]:
         with queue_problems():
             return await self.batcher.ask(wanted)
 
-    async def slowly(self, make: Callable[[], T]) -> T:
+    async def explain(self, make: Callable[[], T]) -> T:
         with queue_problems():
-            return await self.lane.run(make)
+            return await self.explaining.run(make)
+
+    async def search(self, make: Callable[[], T]) -> T:
+        with queue_problems():
+            return await self.searching.run(make)
 
     def refusal(self) -> Problem | None:
         """Asked before a body is read, so that refusing costs next to nothing."""
@@ -122,20 +126,16 @@ class Service:
         if self.settings.workers > 1:
             os.kill(os.getppid(), signal.SIGHUP)
 
-    def _answer(self, wanted: list[Wanted]) -> list[Made]:
-        """One version answers a batch, and each answer names it."""
-        now = self.shelf.now
-        made: list[Made | None] = [None] * len(wanted)
-        for name in {each.model for each in wanted}:
-            served = now[name]
-            places = [place for place, each in enumerate(wanted) if each.model == name]
+    def _answer(self, wanted: list[Wanted]) -> list[Recommendations]:
+        made: dict[int, Recommendations] = {}
+        for served in {each.served for each in wanted}:
+            places = [place for place, each in enumerate(wanted) if each.served is served]
             asked = [
                 served.recommender.question(w.history, w.k, w.exclude_seen, w.allow, w.block)
                 for w in (wanted[place] for place in places)
             ]
-            for place, answer in zip(places, served.recommender.answer(asked), strict=True):
-                made[place] = served, answer
-        return [each for each in made if each is not None]
+            made |= zip(places, served.recommender.answer(asked), strict=True)
+        return [made[place] for place in range(len(wanted))]
 
     def _on_hangup(self) -> None:
         task = asyncio.get_running_loop().create_task(self._reload_quietly())

@@ -59,8 +59,8 @@ def user_routes(service: Service, router: APIRouter) -> None:
         """The next items for a stored history, every event that was acknowledged included."""
         served = service.model(model)
         history = [event.item for event in await service.store.history(user)]
-        question = Wanted(served.name, history, k, exclude_seen, allow, block)
-        [(served, answer)] = await service.recommend([question])
+        question = Wanted(served, history, k, exclude_seen, allow, block)
+        [answer] = await service.recommend([question])
         content = recommended(answer) | named(served) | {"user": user, "n_events": len(history)}
         return json_response(content, served)
 
