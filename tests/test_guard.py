@@ -72,7 +72,7 @@ class Service:
         self.refused: Problem | None = None
         self.answers: list[tuple[str, str, int, float]] = []
 
-    def refusal(self) -> Problem | None:
+    def refusal(self, n_asking: int) -> Problem | None:
         return self.refused
 
     def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:

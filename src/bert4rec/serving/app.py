@@ -55,8 +55,9 @@ class StrictRoute(APIRoute):
         return strictly
 
 
-def make_app(settings: ServeSettings) -> Guard:
-    service = Service(settings)
+def make_app(settings: ServeSettings, main_pid: int | None = None) -> Guard:
+    """`main_pid` is the process above the workers, to be told what concerns them all."""
+    service = Service(settings, main_pid)
     keys = Keys.load(settings.keys)
 
     @asynccontextmanager
@@ -66,7 +67,7 @@ def make_app(settings: ServeSettings) -> Guard:
         except (ValueError, OSError) as error:
             log.error("cannot start", extra={"reason": str(error)})
             os._exit(1)  # said already: no traceback, no second try
-        os.kill(os.getppid(), signal.SIGUSR1)
+        service.tell_main(signal.SIGUSR1)  # ready
         yield
         await service.stop()
         facts = {"accepted": guard.n_accepted, "answered": guard.n_answered}

@@ -68,7 +68,7 @@ class Guarded(Protocol):
     @property
     def metrics(self) -> Counts: ...
 
-    def refusal(self) -> Problem | None: ...
+    def refusal(self, n_asking: int) -> Problem | None: ...
 
 
 class Guard:
@@ -84,6 +84,8 @@ class Guard:
         self._logs_access = settings.access_log
         self._headers: dict[str, list[tuple[bytes, bytes]]] = {}
         self._gives_up_on_unread = False
+        self._prefix = os.urandom(4).hex().encode()
+        self._n_asking = 0  # requests to the model under way, those still being read included
         self.n_accepted = 0
         self.n_answered = 0
 
@@ -91,10 +93,32 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            problem = None
+            if access.asks_the_model(scope["path"]):
+                problem = self._service.refusal(self._n_asking + 1)
+            if problem is None:
+                await self._answer(scope, receive, send)
+            else:
+                await self._turn_away(scope, send, problem)
         else:  # there is nothing here for websockets
             await receive()
             await send({"type": "websocket.close", "code": 1008})
+
+    async def _turn_away(self, scope: Scope, send: Send, problem: Problem) -> None:
+        """Before anything else is looked at: refusing must leave its time to answering."""
+        self.n_accepted += 1
+        route = access.route_of(scope["path"])
+        request_id = b"%s%08x" % (self._prefix, self.n_accepted & 0xFFFFFFFF)
+        headers = [*problem.raw_headers, *self._answer_headers(route, request_id)]
+        status = problem.status_code
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": problem.body})
+        self.n_answered += 1
+        self._service.metrics.on_answer(access.method_of(scope["method"]), route, status, 0.0)
+        if self._logs_access:
+            client = scope["client"][0] if scope.get("client") else ""
+            facts = scope["method"], scope["path"], status, 0.0, client, len(problem.body)
+            log_access(request_id.decode(), *facts)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -108,6 +132,8 @@ class Guard:
         request_id = access.kept_request_id(head) or os.urandom(8).hex().encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         exchange = Exchange(send, self._answer_headers(route, request_id), self._send_within)
+        asks_the_model = access.asks_the_model(path)
+        self._n_asking += asks_the_model
         try:
             problem = self._refusal(method, path, head)
             if problem is None and _has_body(scope, head):
@@ -125,6 +151,7 @@ class Guard:
         except Exception as error:
             await self._on_failure(scope, exchange, error)
         finally:
+            self._n_asking -= asks_the_model
             self.n_answered += 1
             seconds = time.perf_counter() - began
             self._service.metrics.on_answer(
@@ -168,7 +195,7 @@ class Guard:
             return HOST_NOT_ALLOWED
         elif access.comes_from_elsewhere(method, head):
             return OTHER_SITE
-        return self._service.refusal() if access.asks_the_model(path) else None
+        return None
 
     async def _read(self, receive: Receive, head: access.Head) -> bytes | Problem:
         length = head.get(b"content-length")

@@ -69,11 +69,17 @@ class Metrics:
             ("result",),
             registry=self.registry,
         )
+        # Finding the right counter takes longer than counting.
+        self._counts: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._infos: set[tuple[str, str, str]] = set()
 
     def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
-        self.requests.labels(method, route, str(status)).inc()
-        self.seconds.labels(route).observe(seconds)
+        counts = self._counts.get((method, route, status))
+        if counts is None:
+            counts = self.requests.labels(method, route, str(status)), self.seconds.labels(route)
+            self._counts[method, route, status] = counts
+        counts[0].inc()
+        counts[1].observe(seconds)
 
     def on_batch(self, n: int, seconds: float) -> None:
         self.batch.observe(n)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from fastapi import APIRouter, Response
 
 from bert4rec.serving import schemas
@@ -38,7 +40,7 @@ def operation_routes(service: Service, router: APIRouter) -> None:
             changes = await service.reload()
         except ModelRefused as error:
             raise Problem(409, "model_refused", f"The old model keeps serving: {error}") from None
-        service.tell_the_others()
+        service.tell_main(signal.SIGHUP)  # the other workers, if there are any
         models = [
             {"name": each.name, "version": each.version, "changed": each.is_new} for each in changes
         ]

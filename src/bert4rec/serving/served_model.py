@@ -47,15 +47,26 @@ def version_on_disk(directory: Path) -> str | None:
         return None
 
 
+def files_on_disk(directory: Path) -> frozenset[tuple[str, int, int]]:
+    """(path, bytes, time of change) of what is there now, to see that a copy has gone on."""
+    try:
+        found = [(str(path), path.stat()) for path in directory.resolve().iterdir()]
+    except OSError:  # gone, or going
+        return frozenset()
+    return frozenset((path, facts.st_size, facts.st_mtime_ns) for path, facts in found)
+
+
 def load_served(directory: Path, name: str) -> ServedModel:
     """Load and check; a ValueError says why a model cannot be served."""
     directory = directory.resolve()  # a link may be set to another directory meanwhile
     version = version_on_disk(directory)
     try:
         recommender = Recommender.load(directory)
-    except (OSError, KeyError, TypeError, RuntimeError) as error:
-        # a manifest can vouch for files that were never a model
-        raise ValueError(f"{directory} is not a whole model: {error}") from None
+    except ValueError:
+        raise
+    except Exception as error:  # a manifest can vouch for files that were never a model
+        kind = type(error).__name__
+        raise ValueError(f"{directory} is not a whole model: {kind}: {error}") from None
     if version is None or version != version_on_disk(directory):
         raise ValueError(f"{directory} was being written while it was read: load it again")
     check(recommender, directory)

@@ -79,10 +79,10 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what a new worker starts with
 
     with _shared_metrics(settings.workers):
-        server.serve(target_loader=partial(_load_app, settings), wrap_loader=False)
+        server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
 
 
-def _load_app(settings: ServeSettings) -> Any:
+def _load_app(settings: ServeSettings, main_pid: int) -> Any:
     """In a worker process: only now is torch imported, never above a fork."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)  # what the main process does is not for a worker
@@ -93,7 +93,7 @@ def _load_app(settings: ServeSettings) -> Any:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     from bert4rec.serving.app import make_app
 
-    return make_app(settings)
+    return make_app(settings, main_pid)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import logging
 import math
 import os
@@ -31,6 +33,7 @@ log = logging.getLogger("bert4rec.serving")
 T = TypeVar("T")
 SLOW_WAITING, SLOW_WITHIN = 8, 10.0
 SEARCHES_WAITING = 64
+GC_THRESHOLDS = 20_000, 20, 50  # a request makes hundreds of objects, and hardly ever a cycle
 SWITCH_INTERVAL = 0.0005  # seconds that a slow question may hold Python's lock, instead of 5 ms
 
 
@@ -45,8 +48,8 @@ class Wanted:
 
 
 class Service:
-    def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
+        self.settings, self._main_pid = settings, main_pid
         self.metrics = Metrics()
         self.shelf = Shelf([settings.model, *settings.compare], self.metrics.on_models)
         self.batcher: Batcher[Wanted, Recommendations] = Batcher(
@@ -76,6 +79,9 @@ class Service:
             await self._reload_quietly()
         if self.settings.watch:
             self._tasks.append(loop.create_task(self._watch()))
+        gc.collect()
+        gc.freeze()  # what is there now stays: walking through it again and again took a fifth
+        gc.set_threshold(*GC_THRESHOLDS)
         log.info("ready", extra={"models": {n: m.version for n, m in self.shelf.now.items()}})
 
     async def stop(self) -> None:
@@ -106,10 +112,16 @@ class Service:
         with queue_problems():
             return await self.searching.run(make)
 
-    def refusal(self) -> Problem | None:
-        """Asked before a body is read, so that refusing costs next to nothing."""
+    def refusal(self, n_asking: int) -> Problem | None:
+        """Asked before a body is read, so that refusing costs next to nothing.
+
+        `n_asking` requests are under way: those whose bodies are still read do not wait in the
+        queue yet, but they will.
+        """
+        if n_asking > self.settings.max_waiting:
+            return refusal_of(1)
         error = self.batcher.refusal()
-        return None if error is None else overloaded(error)
+        return None if error is None else refusal_of(math.ceil(error.retry_after))
 
     async def reload(self) -> list[Change]:
         """Of this worker, and then of the others, by way of the process above them."""
@@ -122,9 +134,9 @@ class Service:
             self.metrics.reloads.labels("loaded").inc()
         return changes
 
-    def tell_the_others(self) -> None:
-        if self.settings.workers > 1:
-            os.kill(os.getppid(), signal.SIGHUP)
+    def tell_main(self, number: signal.Signals) -> None:
+        if self._main_pid is not None:
+            os.kill(self._main_pid, number)
 
     def _answer(self, wanted: list[Wanted]) -> list[Recommendations]:
         made: dict[int, Recommendations] = {}
@@ -158,7 +170,7 @@ def queue_problems() -> Iterator[None]:
     try:
         yield
     except Overloaded as error:
-        raise overloaded(error) from None
+        raise overloaded(math.ceil(error.retry_after)) from None
     except TooLate:
         raise Problem(
             503,
@@ -168,10 +180,13 @@ def queue_problems() -> Iterator[None]:
         ) from None
 
 
-def overloaded(error: Overloaded) -> Problem:
+def overloaded(seconds: int) -> Problem:
     return Problem(
         503,
         "overloaded",
         "Too many requests are waiting. Try again after the time in Retry-After.",
-        headers={"retry-after": str(math.ceil(error.retry_after))},
+        headers={"retry-after": str(seconds)},
     )
+
+
+refusal_of = functools.cache(overloaded)  # sent, not raised: in overload thousands a second

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert4rec.serving.served_model import ServedModel, load_served, popularity_of, version_on_disk
+from bert4rec.serving.served_model import (
+    ServedModel,
+    files_on_disk,
+    load_served,
+    popularity_of,
+    version_on_disk,
+)
 
 log = logging.getLogger("bert4rec.serving")
 
@@ -32,7 +38,7 @@ class Shelf:
         self.default = next(iter(self.directories))
         self._on_change = on_change
         self._loading = asyncio.Lock()
-        self._refused: dict[str, str | None] = {}
+        self._refused: dict[str, frozenset[tuple[str, int, int]]] = {}
         self.now: dict[str, ServedModel] = {}
 
     def load(self) -> None:
@@ -50,22 +56,23 @@ class Shelf:
     def has_news(self) -> bool:
         """Is there another version on disk, and not one that was refused already?"""
         for name, path in self.directories.items():
-            known = (None, self.now[name].version, self._refused.get(name))
-            if version_on_disk(path) not in known:
+            is_other = version_on_disk(path) not in (None, self.now[name].version)
+            # Files that arrive after their manifest make a refused model whole.
+            if is_other and files_on_disk(path) != self._refused.get(name):
                 return True
         return False
 
     def _reload(self) -> list[Change]:
         loaded = {}
         for name, path in self.directories.items():
-            version = version_on_disk(path)
+            version, files = version_on_disk(path), files_on_disk(path)
             if version == self.now[name].version:
                 loaded[name] = self.now[name]
                 continue
             try:
                 loaded[name] = load_served(path, name)
             except ValueError as error:
-                self._refused[name] = version
+                self._refused[name] = files
                 log.error("model refused", extra={"model": name, "reason": str(error)})
                 raise ModelRefused(str(error)) from None
         changes = [
