@@ -71,6 +71,11 @@ def test_a_large_request_is_answered_in_parts_and_others_in_between() -> None:
     assert queue.n_waiting == 0
 
 
+def test_what_was_begun_is_finished_however_long_it_takes() -> None:
+    queue = batcher(Doubler(seconds=0.03), max_batch=2, answer_within=0.05)
+    assert ask(queue, list(range(8))) == [[2 * n for n in range(8)]]
+
+
 def test_an_error_in_a_part_ends_the_whole_request() -> None:
     doubler = Doubler()
     queue = batcher(doubler, max_waiting=20)

@@ -1,6 +1,7 @@
 """The service answers what the library answers; a real server over loopback."""
 
 import asyncio
+import contextlib
 import math
 import os
 import shutil
@@ -15,7 +16,11 @@ import numpy as np
 import pytest
 from served import N_ITEMS, Served, save_model, serve
 
-from bert4rec.recommender import Recommender
+from bert4rec.durable import write_manifest
+from bert4rec.recommender import FILES, Recommender
+from bert4rec.serving.batching import Overloaded
+from bert4rec.serving.room import Room
+from bert4rec.serving.shelf import ModelRefused, Shelf
 
 N_PARITY = 500
 
@@ -246,6 +251,54 @@ def test_metrics_tell_rate_latency_batches_and_version(client: httpx.Client, mod
         assert line in text
 
 
+def test_head_is_answered_where_monitors_ask(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz", "/"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_user_whose_recommendations_would_have_anothers_address_is_refused(
+    client: httpx.Client,
+) -> None:
+    event = {"user": "a/recommendations", "item": "item-1"}
+    answer = client.post("/v1/events", json={"events": [event]})
+    assert (answer.status_code, answer.json()["error"]["where"]) == (422, "body.events[0].user")
+
+
+def test_large_answers_under_way_are_bounded() -> None:
+    room = Room()
+    for _ in range(4):
+        room.take(250_000)
+    with pytest.raises(Overloaded):
+        room.take(1)
+    room.give_back(250_000)
+    room.take(250_000)
+
+
+def test_what_is_on_disk_is_tried_once(tmp_path: Path) -> None:
+    """A refused model is not loaded again and again, nor a good one beside it, until a change."""
+    save_model(tmp_path / "a", seed=1)
+    save_model(tmp_path / "popularity", seed=2)
+    shelf = Shelf([tmp_path / "a", tmp_path / "popularity"], lambda changed: None)
+    shelf.load()
+    assert set(shelf.now) == {"a", "popularity", "popularity-2"}
+    assert not shelf.has_news()
+    write_manifest_over(tmp_path / "popularity", "items.parquet", b"no Parquet")
+    save_model(tmp_path / "a", seed=3)
+    assert shelf.has_news()
+    with pytest.raises(ModelRefused, match="not a whole model"):
+        asyncio.run(shelf.reload())
+    assert not shelf.has_news()
+    save_model(tmp_path / "popularity", seed=4)
+    assert shelf.has_news()
+    assert [change.is_new for change in asyncio.run(shelf.reload())] == [True, True]
+
+
+def write_manifest_over(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+    write_manifest(directory, FILES)
+
+
 def test_a_new_model_is_taken_by_signal_call_and_watching(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     save_model(directory, seed=1)
@@ -306,6 +359,19 @@ def test_several_workers_share_histories_reloads_and_metrics(
             if line.startswith("bert4rec_requests_total") and "/v1/events" in line
         ]
         assert math.fsum(counted) == 20
+        os.kill(server.workers()[0], signal.SIGKILL)  # another takes its place
+        deadline = time.monotonic() + 20
+        n_versions = 2
+        while n_versions > 1:  # and what it said of its models is forgotten
+            time.sleep(0.1)
+            save_model(directory, seed=3)
+            with contextlib.suppress(httpx.TransportError), server.client() as client:
+                client.post("/v1/admin/reload")
+                text = client.get("/metrics").text
+                lines = [x for x in text.splitlines() if x.startswith("bert4rec_model_info")]
+                served = [x for x in lines if 'model="model"' in x and x.endswith(" 1.0")]
+                n_versions = len(served)
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

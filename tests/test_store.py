@@ -15,10 +15,12 @@ from typing import TypeVar
 
 import pytest
 from redis.asyncio import Redis
+from rich.text import Text
 from toys import sequences_of
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
+from bert4rec.cli.console import shown
 from bert4rec.serving import redis_store, sqlite_file, sqlite_store
 from bert4rec.serving.import_histories import import_histories
 from bert4rec.serving.store import (
@@ -525,3 +527,9 @@ def test_listing_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no store"):
         run("list", "--store", f"sqlite:{tmp_path / 'typo'}")
     assert not (tmp_path / "typo").exists()
+
+
+def test_an_id_cannot_play_with_the_terminal() -> None:
+    text = shown("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
+    assert not [letter for letter in text if not letter.isprintable()]
+    assert Text.from_markup(text).plain == r"evil\x1b]0;title\x07\x1b[31m[bold]red\nnext"

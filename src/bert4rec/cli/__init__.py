@@ -12,7 +12,7 @@ import typer
 
 from bert4rec import __version__
 from bert4rec.cli import answers, data, histories, lab, models, reproduce, serve, tune
-from bert4rec.cli.console import errors, output
+from bert4rec.cli.console import errors, output, shown
 
 app = typer.Typer(
     name="bert4rec",
@@ -46,8 +46,6 @@ app.add_typer(histories.app, name="histories")
 
 
 def main() -> None:
-    from rich.markup import escape  # a message may quote a hostile title or id
-
     try:
         app()
     except (ValueError, OSError) as error:  # a mistake in the input: the message says what to do
@@ -55,7 +53,7 @@ def main() -> None:
 
         if Environment().debug:
             raise
-        message = f"[bold red]error:[/bold red] {escape(str(error))}"
+        message = f"[bold red]error:[/bold red] {shown(error)}"
         errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from bert4rec.cli.console import (
     output,
     progress_bar,
     say,
+    shown,
 )
 from bert4rec.cli.models import training_data
 
@@ -122,13 +123,12 @@ def explain(
     item: Annotated[str, typer.Option(help="The item whose recommendation is to be explained.")],
 ) -> None:
     """How much each item of a history speaks for an item, and where attention went."""
-    from rich.markup import escape
     from rich.table import Table
 
     from bert4rec.recommender import Recommender
 
     found = Recommender.load(model).explain(_ids(history) or [], item)
-    title = escape(f"{found.item}  {found.title or ''}  probability {found.probability:.2%}")
+    title = shown(f"{found.item}  {found.title or ''}  probability {found.probability:.2%}")
     table = Table(title=title, title_justify="left")
     table.add_column("history item")
     table.add_column("title")
@@ -138,8 +138,8 @@ def explain(
         table.add_column(f"attention, layer {layer + 1}", justify="right")
     for place, each in enumerate(found.influences):
         cells = [] if attention is None else [f"{a:.0%}" for a in attention[:, :, place].mean(1)]
-        title = escape(each.title or "")
-        table.add_row(escape(str(each.item)), title, f"{each.influence:+.3f}", *cells)
+        title = shown(each.title or "")
+        table.add_row(shown(each.item), title, f"{each.influence:+.3f}", *cells)
     output.print(table)
     output.print(
         "Influence: the log-probability that the item would lose without this one. "
@@ -154,14 +154,13 @@ def _ids(text: str | None) -> list[str] | None:
 
 
 def _print(found: list[Recommendation], score_name: str, has_probability: bool) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
     for column in ("", "item", "title", score_name, *(["probability"] if has_probability else [])):
         table.add_column(column)
     for place, each in enumerate(found, 1):
-        cells = [str(place), escape(str(each.item)), escape(each.title or ""), f"{each.score:.3f}"]
+        cells = [str(place), shown(each.item), shown(each.title or ""), f"{each.score:.3f}"]
         table.add_row(*cells, *([f"{each.probability:.2%}"] if has_probability else []))
     output.print(table)
 

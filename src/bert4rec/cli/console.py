@@ -102,6 +102,14 @@ def refuse_given(context: typer.Context, because: str, *, but: tuple[str, ...]) 
             raise ValueError(f"{name} does nothing with {because}: leave it out")
 
 
+def shown(text: object) -> str:
+    """An id or a title as text: neither markup nor the terminal's own codes have an effect."""
+    from rich.markup import escape
+
+    letters = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return escape("".join(letters))
+
+
 def say(message: str) -> None:
     """A line about what is going on, on standard error, so that results can be piped."""
     errors.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)

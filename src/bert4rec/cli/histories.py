@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from bert4rec.cli.console import output, progress_bar, say
+from bert4rec.cli.console import output, progress_bar, say, shown
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def list_users(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many users.")] = 20,
 ) -> None:
     """The users of a store, the last active first."""
-    from rich.markup import escape
     from rich.table import Table
 
     users = _with_store(store, lambda opened: opened.users(query, limit), may_create=False)
@@ -70,7 +69,7 @@ def list_users(
     for column in ("user", "events", "last active (UTC)"):
         table.add_column(column, justify="right" if column == "events" else "left")
     for each in users:
-        table.add_row(escape(each.user), f"{each.n_events:,}", _moment(each.last_time))
+        table.add_row(shown(each.user), f"{each.n_events:,}", _moment(each.last_time))
     output.print(table)
     if len(users) == limit:
         say(f"the first {limit}; --limit shows more, --query looks for some")

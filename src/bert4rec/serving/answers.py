@@ -13,15 +13,22 @@ from bert4rec.serving.served_model import ServedModel
 NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
-def json_response(content: object, served: ServedModel | None = None) -> Response:
-    headers = None if served is None else {"x-model-version": served.version}
-    body = orjson.dumps(content, option=NUMPY)
-    return Response(body, media_type="application/json", headers=headers)
+def as_bytes(content: object) -> bytes:
+    return orjson.dumps(content, option=NUMPY)
 
 
 def as_json(content: object) -> orjson.Fragment:
     """A part that is written already, to be put into a whole."""
-    return orjson.Fragment(orjson.dumps(content, option=NUMPY))
+    return orjson.Fragment(as_bytes(content))
+
+
+def version_header(served: ServedModel) -> dict[str, str]:
+    return {"x-model-version": served.version}
+
+
+def json_response(content: object, served: ServedModel | None = None) -> Response:
+    headers = None if served is None else version_header(served)
+    return Response(as_bytes(content), media_type="application/json", headers=headers)
 
 
 def named(served: ServedModel) -> dict[str, Any]:

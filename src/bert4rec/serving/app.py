@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 
 from bert4rec import __version__
 from bert4rec.serving import problems, schemas
@@ -82,7 +83,8 @@ def make_app(settings: ServeSettings, main_pid: int | None = None) -> Guard:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+    described = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if keys else []
+    router = APIRouter(route_class=StrictRoute, responses=PROBLEMS, dependencies=described)
     question_routes(service, router, needs_key=bool(keys))
     user_routes(service, router)
     operation_routes(service, router)

@@ -53,7 +53,7 @@ class Batcher(Generic[Asked, Answer]):
     max_batch: int
     max_waiting: int
     answer_within: float
-    on_batch: Callable[[int, float], None] = lambda n, seconds: None
+    on_batch: Callable[[int, float, int], None] = lambda n, seconds, n_waiting: None
 
     n_waiting: int = 0
     _queue: deque[Waiting[Asked, Answer]] = field(default_factory=deque)
@@ -101,7 +101,7 @@ class Batcher(Generic[Asked, Answer]):
                 self._deliver(parts, answers)
             seconds = time.monotonic() - started
             self._seconds_each += 0.1 * (seconds / len(asked) - self._seconds_each)
-            self.on_batch(len(asked), seconds)
+            self.on_batch(len(asked), seconds, self.n_waiting)
         if self._queue:
             self._give_a_turn(loop)
 
@@ -112,7 +112,8 @@ class Batcher(Generic[Asked, Answer]):
         while self._queue and n_left:
             each = self._queue.popleft()
             rest = each.asked[len(each.answers) :]
-            if not each.future.done() and each.deadline < now:
+            is_late = each.deadline < now and not each.answers  # what was begun is finished
+            if is_late and not each.future.done():
                 each.future.set_exception(TooLate())
             if each.future.done():  # or the client went away
                 self.n_waiting -= len(rest)

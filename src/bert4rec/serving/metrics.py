@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -52,7 +53,7 @@ class Metrics:
         )
         self.waiting = Gauge(
             "bert4rec_waiting",
-            "Histories that wait for the model.",
+            "Histories that waited after the last batch.",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
@@ -81,7 +82,8 @@ class Metrics:
         counts[0].inc()
         counts[1].observe(seconds)
 
-    def on_batch(self, n: int, seconds: float) -> None:
+    def on_batch(self, n: int, seconds: float, n_waiting: int) -> None:
+        self.waiting.set(n_waiting)
         self.batch.observe(n)
         self.model_seconds.observe(seconds)
 
@@ -94,8 +96,19 @@ class Metrics:
         self._infos |= infos
 
     def text(self) -> bytes:
-        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if folder is None:
             return generate_latest(self.registry)
+        _forget_ended_workers(Path(folder))
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
+
+
+def _forget_ended_workers(folder: Path) -> None:
+    """What a worker that was replaced said of its queue and its models is no longer so."""
+    for path in folder.glob("gauge_live*_*.db"):
+        try:
+            os.kill(int(path.stem.rsplit("_", 1)[1]), 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)

@@ -15,11 +15,13 @@ from bert4rec.serving.shelf import ModelRefused
 
 
 def operation_routes(service: Service, router: APIRouter) -> None:
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", response_model=schemas.Status, tags=["operations"])
     async def health() -> Response:
         """The process answers."""
         return json_response({"status": "ok"})
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", response_model=schemas.Status, tags=["operations"])
     async def ready() -> Response:
         """A model and the store are there, and no end is near: send requests here."""

@@ -42,6 +42,7 @@ def static_files() -> StaticFiles:
 
 
 def page_routes(router: APIRouter) -> None:
+    @router.head("/", include_in_schema=False)
     @router.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(WEB / "index.html", media_type="text/html; charset=utf-8")

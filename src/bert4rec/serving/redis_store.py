@@ -85,10 +85,10 @@ class RedisStore:
             )
             make: Callable[[], object] = pool.make_connection
             make()  # connects to nothing yet, but refuses unknown settings
-        except (ValueError, TypeError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
+        except (ValueError, TypeError, AttributeError):  # whose words may hold the password
             raise ValueError(
-                f"the url of the store in Redis cannot be used ({reason}): write {URL_FORMS}"
+                "the url of the store in Redis cannot be used: write / # ? @ in a password as "
+                f"%2F %23 %3F %40, leave out unknown settings, and write {URL_FORMS}"
             ) from None
         return cls(Redis(connection_pool=pool), prefix)
 

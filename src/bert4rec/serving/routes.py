@@ -9,8 +9,16 @@ from fastapi import APIRouter, Query, Response
 
 from bert4rec import __version__
 from bert4rec.serving import schemas, settings
-from bert4rec.serving.answers import as_json, json_response, named, recommended
+from bert4rec.serving.answers import (
+    as_bytes,
+    as_json,
+    json_response,
+    named,
+    recommended,
+    version_header,
+)
 from bert4rec.serving.problems import Problem
+from bert4rec.serving.room import HeldResponse
 from bert4rec.serving.served_model import ServedModel
 from bert4rec.serving.service import Service, Wanted
 
@@ -41,13 +49,20 @@ def question_routes(service: Service, router: APIRouter, *, needs_key: bool) -> 
     async def recommend_batch(body: schemas.BatchBody) -> Response:
         """The same for many histories at once, all by the same model version."""
         served = service.model(body.model)
-        answers = await service.recommend([wanted(body, served, each) for each in body.histories])
-        results = []
-        for answer in answers:
-            results.append(as_json(recommended(answer)))
-            if len(answer) > MANY_ITEMS:  # a quarter of a million items: others go between
-                await asyncio.sleep(0)
-        return json_response({"results": results} | named(served), served)
+        n_items = len(body.histories) * min(body.k, len(served.recommender.vocabulary))
+        service.take_room(n_items)
+        try:
+            asked = [wanted(body, served, history) for history in body.histories]
+            results = []
+            for answer in await service.recommend(asked):
+                results.append(as_json(recommended(answer)))
+                if len(answer) > MANY_ITEMS:  # up to a quarter of a million: others go between
+                    await asyncio.sleep(0)
+            content = as_bytes({"results": results} | named(served))
+        except BaseException:
+            service.room.give_back(n_items)
+            raise
+        return HeldResponse(content, version_header(served), service.room, n_items)
 
     @router.post("/v1/explain", response_model=schemas.ExplainAnswer, tags=["recommend"])
     async def explain(body: schemas.ExplainBody) -> Response:

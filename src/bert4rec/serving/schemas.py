@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+)
 
 from bert4rec.serving.settings import (
     MAX_BATCH,
@@ -63,6 +72,13 @@ class EventBody(Body):
         StrictStr | None,
         Field(min_length=1, max_length=200, description="sent twice, an event counts once"),
     ] = None
+
+    @field_validator("user")
+    @classmethod
+    def _has_an_address(cls, user: str | int) -> str | int:
+        if str(user).endswith("/recommendations"):
+            raise ValueError("GET /v1/users/{user} would be another user's recommendations")
+        return user
 
 
 class EventsBody(Body):

@@ -62,15 +62,18 @@ def load_served(directory: Path, name: str) -> ServedModel:
     version = version_on_disk(directory)
     try:
         recommender = Recommender.load(directory)
+        if not all(type(item) is str for item in recommender.vocabulary.ids):
+            raise ValueError(f"{directory} has items without an id: train it again")
+        if version is None or version != version_on_disk(directory):
+            raise ValueError(f"{directory} was being written while it was read: load it again")
+        check(recommender, directory)
+        catalogue = Catalogue(recommender.vocabulary)
     except ValueError:
         raise
     except Exception as error:  # a manifest can vouch for files that were never a model
         kind = type(error).__name__
         raise ValueError(f"{directory} is not a whole model: {kind}: {error}") from None
-    if version is None or version != version_on_disk(directory):
-        raise ValueError(f"{directory} was being written while it was read: load it again")
-    check(recommender, directory)
-    return ServedModel(name, version, recommender, Catalogue(recommender.vocabulary))
+    return ServedModel(name, version, recommender, catalogue)
 
 
 def popularity_of(served: ServedModel) -> ServedModel:

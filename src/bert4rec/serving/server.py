@@ -13,6 +13,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from bert4rec.serving.logs import log_config
 from bert4rec.serving.settings import ServeSettings
 
 BACKLOG = 1024
+MAX_CONNECTIONS = 8192  # of a worker; idle ones count, so few would let anybody lock others out
 END_WITHIN = 8  # seconds, then a worker is killed
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 PR_SET_PDEATHSIG = 1
@@ -37,13 +39,14 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
     """Until a signal ends it. `on_ready` is called when the first worker answers."""
     server = Server(
         "bert4rec",
-        address=settings.host,
+        address=address_of(settings.host),
         port=settings.port,
         interface=Interfaces.ASGI,
         workers=settings.workers,
         http=HTTPModes.http1,  # when it has to guess, a silent connection has no time limit
         loop=Loops.uvloop,
         backlog=BACKLOG,
+        backpressure=MAX_CONNECTIONS,
         http1_settings=HTTP1Settings(header_read_timeout=int(settings.header_within * 1000)),
         websockets=False,
         log_dictconfig=log_config(),
@@ -56,12 +59,17 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
     def tell_workers(number: signal.Signals) -> None:
         for child in multiprocessing.active_children():
             if child.pid is not None:
-                os.kill(child.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                    os.kill(child.pid, number)
 
     def on_end(*_: object) -> None:
         server.respawn_failed_workers = False
         tell_workers(signal.SIGUSR2)
         threading.Timer(settings.drain, server.signal_handler_interrupt).start()
+
+    def on_reload(*_: object) -> None:
+        if was_ready:  # one that starts looks for news itself when it has loaded
+            tell_workers(signal.SIGHUP)
 
     def on_worker_ready(*_: object) -> None:
         nonlocal was_ready
@@ -74,12 +82,17 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
     def take_signals() -> None:  # granian has set its own before
         signal.signal(signal.SIGTERM, on_end)
         signal.signal(signal.SIGINT, on_end)
-        signal.signal(signal.SIGHUP, lambda *_: tell_workers(signal.SIGHUP))
+        signal.signal(signal.SIGHUP, on_reload)
         signal.signal(signal.SIGUSR1, on_worker_ready)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what a new worker starts with
 
     with _shared_metrics(settings.workers):
         server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
+
+
+def address_of(host: str) -> str:
+    """As numbers, which is all that the server takes."""
+    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def _load_app(settings: ServeSettings, main_pid: int) -> Any:

@@ -23,6 +23,7 @@ from bert4rec.serving.batching import Batcher, Overloaded, TooLate
 from bert4rec.serving.lane import Lane
 from bert4rec.serving.metrics import Metrics
 from bert4rec.serving.problems import Problem
+from bert4rec.serving.room import Room
 from bert4rec.serving.served_model import ServedModel
 from bert4rec.serving.settings import ServeSettings
 from bert4rec.serving.shelf import Change, ModelRefused, Shelf
@@ -61,6 +62,7 @@ class Service:
         )
         self.explaining = Lane(SLOW_WAITING, SLOW_WITHIN)
         self.searching = Lane(SEARCHES_WAITING, settings.answer_within)
+        self.room = Room()
         self.is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.store: Store
@@ -71,7 +73,6 @@ class Service:
         torch.set_num_threads(self.settings.threads)
         self.shelf.load()
         self.store = await open_store(self.settings.store)
-        self.metrics.waiting.set_function(lambda: self.batcher.n_waiting)
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
             loop.add_signal_handler(number, handler)
@@ -103,6 +104,10 @@ class Service:
     async def recommend(self, wanted: Sequence[Wanted]) -> list[Recommendations]:
         with queue_problems():
             return await self.batcher.ask(wanted)
+
+    def take_room(self, n_items: int) -> None:
+        with queue_problems():
+            self.room.take(n_items)
 
     async def explain(self, make: Callable[[], T]) -> T:
         with queue_problems():
@@ -161,8 +166,12 @@ class Service:
                 await self._reload_quietly()
 
     async def _reload_quietly(self) -> None:
-        with contextlib.suppress(ModelRefused):  # logged, and the old one answers on
+        try:
             await self.reload()
+        except ModelRefused:
+            pass  # logged, and the old one answers on
+        except Exception:
+            log.exception("reload failed")  # watching goes on
 
 
 @contextlib.contextmanager

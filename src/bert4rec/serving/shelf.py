@@ -38,7 +38,7 @@ class Shelf:
         self.default = next(iter(self.directories))
         self._on_change = on_change
         self._loading = asyncio.Lock()
-        self._refused: dict[str, frozenset[tuple[str, int, int]]] = {}
+        self._refused: object = None  # what was on disk then
         self.now: dict[str, ServedModel] = {}
 
     def load(self) -> None:
@@ -54,25 +54,28 @@ class Shelf:
             return await asyncio.to_thread(self._reload)
 
     def has_news(self) -> bool:
-        """Is there another version on disk, and not one that was refused already?"""
-        for name, path in self.directories.items():
-            is_other = version_on_disk(path) not in (None, self.now[name].version)
-            # Files that arrive after their manifest make a refused model whole.
-            if is_other and files_on_disk(path) != self._refused.get(name):
-                return True
-        return False
+        """Is something else on disk than is served, and than was refused already?"""
+        found = self._on_disk()
+        is_new = any(v not in (None, self.now[name].version) for name, (v, _) in found.items())
+        return is_new and found != self._refused
+
+    def _on_disk(self) -> dict[str, tuple[str | None, frozenset[tuple[str, int, int]]]]:
+        """Files too: those that arrive after their manifest make a refused model whole."""
+        return {
+            name: (version_on_disk(path), files_on_disk(path))
+            for name, path in self.directories.items()
+        }
 
     def _reload(self) -> list[Change]:
-        loaded = {}
+        found, loaded = self._on_disk(), {}
         for name, path in self.directories.items():
-            version, files = version_on_disk(path), files_on_disk(path)
-            if version == self.now[name].version:
+            if found[name][0] == self.now[name].version:
                 loaded[name] = self.now[name]
                 continue
             try:
                 loaded[name] = load_served(path, name)
             except ValueError as error:
-                self._refused[name] = files
+                self._refused = found
                 log.error("model refused", extra={"model": name, "reason": str(error)})
                 raise ModelRefused(str(error)) from None
         changes = [
@@ -97,7 +100,7 @@ def named(directories: list[Path]) -> dict[str, Path]:
     for path in directories:
         plain = name = path.absolute().name or "model"
         n = 1
-        while name in names:
+        while name in names or name == "popularity":  # which is there for every catalogue
             n += 1
             name = f"{plain}-{n}"
         names[name] = path
