@@ -96,8 +96,10 @@ def test_too_much_is_refused_at_once_and_later_taken_again() -> None:
     assert ask(queue, [9]) == [[18]]
 
 
-def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
-    assert ask(batcher(Doubler(), max_waiting=2), [1, 2, 3]) == [[2, 4, 6]]
+def test_a_request_larger_than_the_queue_is_taken_while_there_is_room() -> None:
+    taken, refused = ask(batcher(Doubler(), max_waiting=2), [1, 2, 3], [4])
+    assert taken == [2, 4, 6]
+    assert isinstance(refused, Overloaded)
 
 
 def test_what_would_take_too_long_is_refused_by_experience() -> None:

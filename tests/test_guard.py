@@ -78,6 +78,9 @@ class Service:
     def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
         self.answers.append((method, route, status, seconds))
 
+    def on_refusal(self, method: str, route: str, status: int) -> None:
+        self.answers.append((method, route, status, 0.0))
+
 
 Headers = Iterable[tuple[bytes, bytes]]
 Message = dict[str, Any]

@@ -49,7 +49,7 @@ def serve(
     ] = 16,
     max_waiting: Annotated[
         int, typer.Option(help="Histories that may wait; more get 503.", rich_help_panel=LIMITS)
-    ] = 1024,
+    ] = 128,
     answer_within: Annotated[
         float,
         typer.Option(help="Seconds; what would take longer gets 503.", rich_help_panel=LIMITS),

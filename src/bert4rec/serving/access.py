@@ -125,6 +125,10 @@ def method_of(method: str) -> str:
     return method if method in _METHODS else "other"
 
 
+# The little that an answer needs which holds nothing: refusing has to be cheap.
+SEALED = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+
+
 def answer_headers(route: str) -> list[tuple[bytes, bytes]]:
     """What every answer of a route carries; a page may be kept, but is asked for again first."""
     is_page = route in ("/", "/web/*")

@@ -60,17 +60,16 @@ class Batcher(Generic[Asked, Answer]):
     _seconds_each: float = 0.001  # by experience, for the time that a new question will wait
     _has_a_turn: bool = False
 
-    def refusal(self, n: int = 1) -> Overloaded | None:
-        """Why `n` more questions would not be taken now; cheap, for before a body is read."""
-        if not self.n_waiting:
-            return None
-        n_all = self.n_waiting + n
-        if n_all > self.max_waiting or n_all * self._seconds_each > self.answer_within:
-            return Overloaded(max(1.0, self.n_waiting * self._seconds_each))
+    def refusal(self) -> Overloaded | None:
+        """Why one more request would not be taken now; cheap, for before a body is read."""
+        n = self.n_waiting
+        is_too_long = (n + 1) * self._seconds_each > self.answer_within
+        if n >= self.max_waiting or (n and is_too_long):  # a lone request is never refused
+            return Overloaded(max(1.0, n * self._seconds_each))
         return None
 
     async def ask(self, asked: Sequence[Asked]) -> list[Answer]:
-        if refusal := self.refusal(len(asked)):
+        if refusal := self.refusal():
             raise refusal
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Answer]] = loop.create_future()

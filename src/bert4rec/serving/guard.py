@@ -59,6 +59,8 @@ CUT_OFF = Problem(400, "bad_request", "The body ended too early.", "body", heade
 class Counts(Protocol):
     def on_answer(self, method: str, route: str, status: int, seconds: float) -> None: ...
 
+    def on_refusal(self, method: str, route: str, status: int) -> None: ...
+
 
 class Guarded(Protocol):
     """What the guard asks of the service behind it."""
@@ -107,17 +109,20 @@ class Guard:
     async def _turn_away(self, scope: Scope, send: Send, problem: Problem) -> None:
         """Before anything else is looked at: refusing must leave its time to answering."""
         self.n_accepted += 1
-        route = access.route_of(scope["path"])
         request_id = b"%s%08x" % (self._prefix, self.n_accepted & 0xFFFFFFFF)
-        headers = [*problem.raw_headers, *self._answer_headers(route, request_id)]
-        status = problem.status_code
+        headers = [*problem.raw_headers, *access.SEALED, (b"x-request-id", request_id)]
+        if self._service.is_draining:
+            headers.append((b"connection", b"close"))
+        status, path = problem.status_code, scope["path"]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": problem.body})
         self.n_answered += 1
-        self._service.metrics.on_answer(access.method_of(scope["method"]), route, status, 0.0)
+        self._service.metrics.on_refusal(
+            access.method_of(scope["method"]), access.route_of(path), status
+        )
         if self._logs_access:
             client = scope["client"][0] if scope.get("client") else ""
-            facts = scope["method"], scope["path"], status, 0.0, client, len(problem.body)
+            facts = scope["method"], path, status, 0.0, client, len(problem.body)
             log_access(request_id.decode(), *facts)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

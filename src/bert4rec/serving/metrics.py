@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -71,16 +72,17 @@ class Metrics:
             registry=self.registry,
         )
         # Finding the right counter takes longer than counting.
-        self._counts: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._count_of = functools.cache(lambda *labels: self.requests.labels(*labels))
+        self._seconds_of = functools.cache(lambda route: self.seconds.labels(route))
         self._infos: set[tuple[str, str, str]] = set()
 
     def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
-        counts = self._counts.get((method, route, status))
-        if counts is None:
-            counts = self.requests.labels(method, route, str(status)), self.seconds.labels(route)
-            self._counts[method, route, status] = counts
-        counts[0].inc()
-        counts[1].observe(seconds)
+        self._count_of(method, route, str(status)).inc()
+        self._seconds_of(route).observe(seconds)
+
+    def on_refusal(self, method: str, route: str, status: int) -> None:
+        """Without a time: thousands of nothing would hide how long answers take."""
+        self._count_of(method, route, str(status)).inc()
 
     def on_batch(self, n: int, seconds: float, n_waiting: int) -> None:
         self.waiting.set(n_waiting)

@@ -34,7 +34,7 @@ log = logging.getLogger("bert4rec.serving")
 T = TypeVar("T")
 SLOW_WAITING, SLOW_WITHIN = 8, 10.0
 SEARCHES_WAITING = 64
-GC_THRESHOLDS = 20_000, 20, 50  # a request makes hundreds of objects, and hardly ever a cycle
+GC_THRESHOLDS = 100_000, 20, 50  # a request makes hundreds of objects, and hardly ever a cycle
 SWITCH_INTERVAL = 0.0005  # seconds that a slow question may hold Python's lock, instead of 5 ms
 
 

@@ -34,7 +34,9 @@ class ServeSettings(BaseModel):
     watch: bool = False
     watch_every: float = Field(1.0, gt=0)
     max_batch: int = Field(16, ge=1, description="histories that the model reads at once")
-    max_waiting: int = Field(1024, ge=1, description="histories that may wait for the model")
+    max_waiting: int = Field(
+        128, ge=1, description="histories that may wait; a request more gets 503"
+    )
     answer_within: float = Field(2.0, gt=0, description="a request that cannot be is refused")
     header_within: float = Field(10.0, gt=0)
     body_within: float = Field(10.0, gt=0)
