@@ -19,8 +19,9 @@ serve-demo: .venv/.serve  ## open the web page on the demo model (made first if 
 test: .venv/.dev  ## run all tests
 	$(BIN)/python -m pytest
 
-soak: .venv/.dev  ## the long form of the service's tests: reloads, ends and fuzz under load
+soak: .venv/.dev  ## the long form of the service's tests: reloads, ends, kills and fuzz, under load
 	$(BIN)/python benchmarks/serving/soak.py
+	$(BIN)/python benchmarks/serving/fuzz.py
 
 check: .venv/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Fill and look at the histories of a service.", no_args_is_help=True)
 
 StoreUrl = Annotated[
-    str, typer.Option("--store", help="sqlite:PATH or redis://HOST:PORT/DB, as for `serve`.")
+    str,
+    typer.Option(
+        "--store",
+        envvar="BERT4REC_STORE",
+        help="sqlite:PATH or redis://HOST:PORT/DB, as for `serve`.",
+    ),
 ]
 T = TypeVar("T")
 

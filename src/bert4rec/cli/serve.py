@@ -28,8 +28,9 @@ def serve(
     store: Annotated[
         str | None,
         typer.Option(
-            help="Where histories are kept: sqlite:FILE or redis://HOST:PORT/DB. "
-            "[default: sqlite:MODEL.histories.db]"
+            envvar="BERT4REC_STORE",
+            help="Where histories are kept: sqlite:FILE or redis://HOST:PORT/DB; "
+            "sqlite:MODEL.histories.db if not given.",
         ),
     ] = None,
     keys: Annotated[
@@ -45,21 +46,26 @@ def serve(
     ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     max_batch: Annotated[
-        int, typer.Option(help="Histories that the model reads at once.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(help="Histories that the model reads at once.", min=1, rich_help_panel=LIMITS),
     ] = 16,
     max_waiting: Annotated[
-        int, typer.Option(help="Histories that may wait; more get 503.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(help="Histories that may wait; more get 503.", min=1, rich_help_panel=LIMITS),
     ] = 128,
     answer_within: Annotated[
         float,
-        typer.Option(help="Seconds; what would take longer gets 503.", rich_help_panel=LIMITS),
+        typer.Option(
+            help="Seconds; what would take longer gets 503.", min=1e-6, rich_help_panel=LIMITS
+        ),
     ] = 2.0,
     drain: Annotated[
         float,
-        typer.Option(help="Seconds to answer on after SIGTERM.", rich_help_panel=LIMITS),
+        typer.Option(help="Seconds to answer on after SIGTERM.", min=0, rich_help_panel=LIMITS),
     ] = 0.5,
     threads: Annotated[
-        int, typer.Option(help="Cores that one batch is computed on.", rich_help_panel=LIMITS)
+        int,
+        typer.Option(help="Cores that one batch is computed on.", min=1, rich_help_panel=LIMITS),
     ] = 1,
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="A line for each request.")
