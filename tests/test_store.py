@@ -23,6 +23,7 @@ from bert4rec.cli import app
 from bert4rec.cli.console import shown
 from bert4rec.serving import redis_store, sqlite_file, sqlite_store
 from bert4rec.serving.import_histories import import_histories
+from bert4rec.serving.slow_readers import give_up_on_unread_after
 from bert4rec.serving.store import (
     KEPT,
     Added,
@@ -533,3 +534,17 @@ def test_an_id_cannot_play_with_the_terminal() -> None:
     text = shown("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
     assert not [letter for letter in text if not letter.isprintable()]
     assert Text.from_markup(text).plain == r"evil\x1b]0;title\x07\x1b[31m[bold]red\nnext"
+
+
+def test_looking_for_sockets_leaves_the_locks_of_the_store_alone(tmp_path: Path) -> None:
+    """Otherwise who looks at the file takes its log away, and with it what is written later."""
+    file = tmp_path / "histories.db"
+    writer = sqlite3.connect(file)
+    writer.execute("PRAGMA journal_mode=WAL")
+    writer.execute("CREATE TABLE seen (n)")
+    writer.commit()
+    give_up_on_unread_after(20)
+    look = f"import sqlite3; c = sqlite3.connect({str(file)!r}); c.execute('SELECT * FROM seen')"
+    subprocess.run([sys.executable, "-c", f"{look}; c.close()"], check=True)
+    assert Path(f"{file}-wal").exists()
+    writer.close()

@@ -136,11 +136,14 @@ async def examine(served: Served, all_written: list[Written], kill: Kill) -> Non
                         facts = again.json
                         assert facts["stored"] + facts["duplicates"] == N_EVENTS, again
                 whole = [event["id"] for events in requests for event in events]
-                assert [event["id"] for event in await _history(connection, user)] == whole
+                found = [event["id"] for event in await _history(connection, user)]
+                difference = sorted(set(whole) ^ set(found))[:10]
+                assert found == whole, (kill, user, len(found), len(whole), difference)
 
 
 async def _history(connection: Connection, user: str) -> list[dict[str, Any]]:
     answer = await connection.ask(request(f"/v1/users/{user}"))
+    assert answer.status in (200, 404), answer
     events: list[dict[str, Any]] = answer.json["events"] if answer.status == 200 else []
     return events
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,20 +52,17 @@ def reset_connection(peer: tuple[str, int]) -> bool:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Duplicates, so that a file closed and opened anew meanwhile is never touched unseen."""
+    """Duplicates, so that a file closed and opened anew meanwhile is never touched unseen.
+
+    Of sockets only. Closing a duplicate of any other file would take away all locks that this
+    process has on it: SQLite would lose what it writes when somebody else looks at its file.
+    """
     try:
-        names = [path.name for path in OPEN_FILES.iterdir()]
+        numbers = [int(path.name) for path in OPEN_FILES.iterdir()]
     except OSError:
         return
-    for name in names:
-        try:
-            number = os.dup(int(name))
-        except OSError:  # closed meanwhile
-            continue
-        try:
-            each = socket.socket(fileno=number)
-        except OSError:  # not a socket
-            os.close(number)
-            continue
-        with each:
-            yield each
+    for number in numbers:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as each:
+                    yield each
