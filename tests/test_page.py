@@ -516,3 +516,9 @@ def test_a_wanted_key_a_busy_service_and_a_dead_one_are_told(
         expect(alert).to_contain_text("The service does not answer. Is it still running?")
     assert [each for each in made.complaints if "Failed to load resource" not in each] == []
     context.close()
+
+
+def test_the_description_of_the_api_is_shown_and_comes_from_here(desk: Visit) -> None:
+    page = desk.open("docs")
+    expect(page.locator("#operations-recommend-recommend_v1_recommend_post")).to_be_visible()
+    assert f"{desk.url}/openapi.json" in desk.asked
