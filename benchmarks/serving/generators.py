@@ -39,19 +39,19 @@ class Measured:
 
 
 def load(
-    port: int, *, connections: int, seconds: float, delay_ms: float = 0, in_batches: bool = False
+    port: int, *, connections: int, seconds: float, delay_ms: float = 0, manner: str = ""
 ) -> Measured:
     """Every connection asks, waits for the answer, then `delay_ms` (0.5 to 1.5 of it), and again.
 
-    wrk counts whole seconds. `in_batches` (of one history) needs wrk.
+    wrk counts whole seconds. The manners "batch" and "patient" (see recommend.lua) need wrk.
     """
     if WRK is None:
-        if in_batches:
-            raise ValueError("comparing routes needs wrk: install it")
+        if manner:
+            raise ValueError(f"the manner {manner!r} needs wrk: install it")
         return asyncio.run(by_client(port, connections, seconds, delay_ms)).measured
     words = [WRK, "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"]
     words += ["-s", str(SCRIPT), f"http://127.0.0.1:{port}", "--", f"{delay_ms:.0f}"]
-    words += ["batch"] if in_batches else []
+    words += [manner] if manner else []
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return Measured(**json.loads(done.stdout.strip().splitlines()[-1]))
 

@@ -24,26 +24,29 @@ def page(result: dict[str, Any]) -> str:
             f"| {facts['p99_ms']:.1f} | {facts['n_failed']} |"
         )
     over = result["overload"]
-    recovered = over["recovered_after_seconds"]
+    times = over["sent_per_second"] / over["peak_per_second"]
+    shares = ", ".join(f"{each['goodput_share']:.0%}" for each in over["rounds"])
+    patient = ", ".join(f"{each['patient_goodput_share']:.0%}" for each in over["rounds"])
     lines += [
         "",
         f"Batching gains {result['batching_gain']:.1f}x at 64 connections.",
         "",
-        "| overload, five times the peak | a second |",
-        "|---|---:|",
-        f"| peak at 64 connections | {over['peak_per_second']:,.0f} |",
-        f"| wanted by {over['connections']:,} clients | {over['wanted_per_second']:,.0f} |",
-        f"| sent, as they wait for their answers | {over['sent_per_second']:,.0f} |",
-        f"| answered with 200 | {over['ok_per_second']:,.0f} |",
-        f"| refused with 503 | {over['overloaded_per_second']:,.0f} |",
+        "| overload | clients that ignore Retry-After | clients that wait as it says |",
+        "|---|---:|---:|",
+        f"| clients | {over['connections']:,} | {over['patient_connections']:,} |",
+        f"| peak at 64 connections, before and after | {over['peak_per_second']:,.0f} a second | |",
+        f"| sent | {over['sent_per_second']:,.0f} ({times:.1f} times the peak) | |",
+        f"| refused with 503 | {over['refused_per_second']:,.0f} "
+        f"| {over['patient_refused_per_second']:,.0f} |",
+        f"| answered with 200 | {over['ok_per_second']:,.0f} "
+        f"| {over['patient_ok_per_second']:,.0f} |",
+        f"| goodput, share of the peak | **{over['goodput_share']:.0%}** "
+        f"| **{over['patient_goodput_share']:.0%}** |",
+        f"| in each round | {shares} | {patient} |",
         "",
-        f"Goodput is {over['goodput_share']:.0%} of the peak; p50 {over['p50_ms']:.0f} ms and p99 "
-        f"{over['p99_ms']:.0f} ms over all answers, refusals too. "
-        + (
-            "The service did not recover while it was watched."
-            if recovered is None
-            else f"p99 was normal again {recovered:g} s after the overload ended."
-        ),
+        f"Over all answers of the first kind, refusals too, p50 was {over['p50_ms']:.0f} ms and "
+        f"p99 {over['p99_ms']:.0f} ms. Latency was normal again "
+        f"{over['recovered_after_seconds']:g} s after the overload ended (medians of the rounds).",
         "",
     ]
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 -- wrk asks for recommendations: histories of 50 items of a catalogue of 3,416.
---   wrk ... -s recommend.lua URL -- DELAY [batch]
--- DELAY: milliseconds between an answer and the next question; batch: ask /v1/recommend/batch, of one.
+--   wrk ... -s recommend.lua URL -- DELAY [batch | patient]
+-- DELAY: milliseconds between an answer and the next question; batch: ask /v1/recommend/batch, of one;
+-- patient: who is refused waits a second, as Retry-After says, before the next question.
 -- At the end one line of JSON.
 
 local N_ITEMS, LENGTH, N_BODIES = 3416, 50, 256
@@ -17,6 +18,17 @@ function init(arguments)
   local mean = tonumber(arguments[1] or "0")
   if mean > 0 then  -- defined only then: wrk asks once whether it is there
     delay = function() return math.random(math.floor(mean * 0.5), math.ceil(mean * 1.5)) end
+  end
+  is_patient = arguments[2] == "patient"
+  if is_patient then  -- answers and pauses come in the same order, near enough
+    pauses, first_pause, last_pause = {}, 1, 0
+    delay = function()
+      if first_pause > last_pause then return 0 end  -- before the first answer
+      local pause = pauses[first_pause]
+      pauses[first_pause] = nil
+      first_pause = first_pause + 1
+      return pause
+    end
   end
   requests = {}
   for body = 1, N_BODIES do
@@ -41,6 +53,10 @@ function request()
 end
 
 function response(status)
+  if is_patient then
+    last_pause = last_pause + 1
+    pauses[last_pause] = status == 503 and 1000 or 0
+  end
   if status == 200 then n_ok = n_ok + 1
   elseif status == 503 then n_overloaded = n_overloaded + 1
   else n_other = n_other + 1 end

@@ -1,8 +1,8 @@
 """POST /v1/recommend without the framework's detours.
 
 The same body model, the same handler and the same problems as the route that FastAPI has of it
-(and describes at /docs), at a third of the time: what is spent here is not spent on answers.
-`benchmarks/serving/load.py --compare-routes` measures it.
+(and describes at /docs). It gives 1.4 times the answers a second at 64 connections, measured by
+`benchmarks/serving/load.py --compare-routes`.
 """
 
 from __future__ import annotations
