@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -48,6 +49,16 @@ def guarded(model: Path) -> Iterator[Served]:
         assert [line for line in served.log_lines() if line["level"] == "error"] == []
 
 
+def test_clients_who_do_not_finish_their_questions_keep_nobody_out(server: Served) -> None:
+    body = json.dumps({"history": ["item-1"]}).encode()
+    begun = post("/v1/recommend", body)[:-1]
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):  # more than may wait for the model
+            stack.enter_context(connect(server.port)).sendall(begun)
+        time.sleep(0.2)
+        assert {ask(server.port, post("/v1/recommend", body)).status for _ in range(20)} == {200}
+
+
 @pytest.mark.parametrize("name", INVALID)
 def test_an_invalid_body_is_refused_quickly_without_an_echo(server: Served, name: str) -> None:
     path, body = INVALID[name]
@@ -83,6 +94,10 @@ def test_a_refused_small_body_leaves_the_connection_usable(server: Served) -> No
 def test_hostile_ids_do_not_break_the_log(server: Served) -> None:
     path = "/v1/users/%0a%0d%1b[2J%00%7f%c2%9b%e2%80%a8%ff"
     ask(server.port, head("GET", path, "X-Request-Id: find-me"))
+    deadline = time.monotonic() + 10
+    while b"find-me" not in server.log.read_bytes():  # written after the answer was sent
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     lines = server.log.read_bytes().splitlines()
     [line] = [json.loads(line) for line in lines if b"find-me" in line]
     assert line["path"].startswith("/v1/users/\n\r\x1b[2J\x00\x7f\x9b\u2028")

@@ -87,7 +87,9 @@ class Guard:
         self._headers: dict[str, list[tuple[bytes, bytes]]] = {}
         self._gives_up_on_unread = False
         self._prefix = os.urandom(4).hex().encode()
-        self._n_asking = 0  # requests to the model under way, those still being read included
+        self._n_asking = 0  # requests to the model that were read whole and are not answered
+        self._n_reading = 0  # those still being read will ask soon, unless their clients are slow,
+        self._most_reading = settings.max_waiting // 2  # who must not keep everybody out
         self.n_accepted = 0
         self.n_answered = 0
 
@@ -97,7 +99,8 @@ class Guard:
         elif scope["type"] == "http":
             problem = None
             if access.asks_the_model(scope["path"]):
-                problem = self._service.refusal(self._n_asking + 1)
+                n_reading = min(self._n_reading, self._most_reading)
+                problem = self._service.refusal(self._n_asking + n_reading + 1)
             if problem is None:
                 await self._answer(scope, receive, send)
             else:
@@ -138,11 +141,14 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id.decode()
         exchange = Exchange(send, self._answer_headers(route, request_id), self._send_within)
         asks_the_model = access.asks_the_model(path)
-        self._n_asking += asks_the_model
         try:
             problem = self._refusal(method, path, head)
             if problem is None and _has_body(scope, head):
-                read = await self._read(receive, head)
+                self._n_reading += asks_the_model
+                try:
+                    read = await self._read(receive, head)
+                finally:
+                    self._n_reading -= asks_the_model
                 if isinstance(read, bytes):
                     receive = _replay(read, receive)
                 else:
@@ -150,13 +156,16 @@ class Guard:
             if problem is not None:
                 await exchange.refuse(problem)
             else:
-                await self._app(scope, receive, exchange.send)
+                self._n_asking += asks_the_model
+                try:
+                    await self._app(scope, receive, exchange.send)
+                finally:
+                    self._n_asking -= asks_the_model
                 if not exchange.is_complete:
                     raise RuntimeError("the app returned without an answer")
         except Exception as error:
             await self._on_failure(scope, exchange, error)
         finally:
-            self._n_asking -= asks_the_model
             self.n_answered += 1
             seconds = time.perf_counter() - began
             self._service.metrics.on_answer(
