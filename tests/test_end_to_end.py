@@ -12,6 +12,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from served import serve
 
 from bert4rec import __version__
 from bert4rec.data import demo
@@ -67,13 +68,19 @@ def test_the_demo_prints_metrics_recommendations_and_what_to_do_next(
 
 
 def test_the_commands_that_the_demo_suggests_work(demo_run: tuple[Path, str], cache: Path) -> None:
-    _, printed = demo_run
+    out, printed = demo_run
     suggested = re.findall(r"^  bert4rec (.+)$", printed, re.MULTILINE)
-    assert len(suggested) == 4
+    assert len(suggested) == 5
     answers = [bert4rec(*command.split(), cache=cache) for command in suggested[:3]]
     assert "probability" in answers[0]
     assert "influence" in answers[1]
     assert "B - A" in answers[2]
+    verb, model, *options, last = suggested[3].split()
+    assert (verb, model, last) == ("serve", str(out), "--open")
+    with serve(out, *options) as server, server.client() as client:
+        names = [each["name"] for each in client.get("/v1/model").json()["models"]]
+        assert names == ["popularity", "demo", "markov"]
+        assert "<title>" in client.get("/").text
 
 
 def test_batch_recommendations_equal_the_librarys(
