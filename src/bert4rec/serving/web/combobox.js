@@ -126,7 +126,7 @@ export function combobox(box, { find, take, nothing, failed, staysOpen = false }
       point(active < 0 && step < 0 ? options.length - 1 : (active + step + options.length) % options.length);
     } else if (event.key === "Enter") {
       event.preventDefault();
-      if (input.value.trim() || !list.hidden) await upToDate();
+      if (input.value.trim() || !list.hidden || pending !== null) await upToDate();
       if (!list.hidden && active >= 0) choose(active);
     } else if (event.key === "Escape" && !list.hidden) {
       event.preventDefault();
