@@ -38,9 +38,7 @@ AT_ONCE = 4096  # histories that `recommend_many` reads before it answers
 RawId = str | int
 
 
-class Recommendation(
-    NamedTuple
-):  # made by the thousand: a frozen dataclass takes five times as long
+class Recommendation(NamedTuple):
     item: RawId
     score: float
     probability: float  # softmax of the scores over the catalogue, before any filter: the model's

@@ -5,8 +5,7 @@ is bounded, and a question that could not be answered in time is refused at once
 timeout, so that an overloaded service spends its time on answers.
 
 The model computes on the event loop's own thread. On another it would fight with the loop for
-Python's lock at each of its hundred small operations: measured, a batch then takes four times as
-long. More cores are used by more workers.
+Python's lock at each of its hundred small operations. More cores are used by more workers.
 """
 
 from __future__ import annotations

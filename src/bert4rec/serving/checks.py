@@ -9,6 +9,7 @@ import socket
 from bert4rec.durable import verify_manifest
 from bert4rec.serving.keys import Keys
 from bert4rec.serving.settings import ServeSettings
+from bert4rec.serving.store import check_store_url
 
 
 def check_before_start(settings: ServeSettings) -> None:
@@ -26,6 +27,7 @@ def check_before_start(settings: ServeSettings) -> None:
             "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
             "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
         )
+    check_store_url(settings.store)
     _check_address(settings.host, settings.port)
 
 

@@ -81,7 +81,7 @@ class Service:
         if self.settings.watch:
             self._tasks.append(loop.create_task(self._watch()))
         gc.collect()
-        gc.freeze()  # what is there now stays: walking through it again and again took a fifth
+        gc.freeze()  # what is there now stays, and need not be walked through again and again
         gc.set_threshold(*GC_THRESHOLDS)
         log.info("ready", extra={"models": {n: m.version for n, m in self.shelf.now.items()}})
 

@@ -81,16 +81,21 @@ class Store(Protocol):
 
 async def open_store(url: str, *, may_create: bool = True) -> Store:
     """The store at `url`. A SQLite file that is not there is made, unless it may not be."""
-    scheme, colon, rest = url.partition(":")
-    if colon and scheme == "sqlite":
+    check_store_url(url)
+    if url.startswith("sqlite:"):
         from bert4rec.serving.sqlite_store import SQLiteStore
 
-        return await SQLiteStore.open(rest, may_create=may_create)
-    if colon and scheme in ("redis", "rediss", "unix"):
-        from bert4rec.serving.redis_store import RedisStore
+        return await SQLiteStore.open(url.removeprefix("sqlite:"), may_create=may_create)
+    from bert4rec.serving.redis_store import RedisStore
 
-        return RedisStore.open(url)
-    raise ValueError(f"the store begins with {scheme[:20]!r}, which is no kind: write {URL_FORMS}")
+    return RedisStore.open(url)
+
+
+def check_store_url(url: str) -> None:
+    """Is it of a known kind? Known before any worker starts."""
+    if not url.startswith(("sqlite:", "redis:", "rediss:", "unix:")):
+        kind = url.partition(":")[0][:20]
+        raise ValueError(f"the store begins with {kind!r}, which is no kind: write {URL_FORMS}")
 
 
 def check_text(name: str, text: str) -> str:
