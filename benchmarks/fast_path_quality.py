@@ -116,7 +116,7 @@ def train_once(split: Split, config: Config, seed: int, name: str, title: str) -
     model = BERT4Rec(split.n_items, config.model)  # the same weights for both paths
     stage = stages_of(split, config)[0]
     batch_size, number = config.training.batch_size, list(PATHS).index(name)
-    windows = stage.task.windows(np.random.default_rng(0))  # of the Cloze stage: always the same
+    windows = stage.tasks[0].windows(np.random.default_rng(0))  # of the Cloze stage: always the same
     steps_an_epoch = -(-len(windows) // batch_size)
     seconds = 0.0
     with Workers() as workers, Workers(1) as preparer:
@@ -125,7 +125,7 @@ def train_once(split: Split, config: Config, seed: int, name: str, title: str) -
         def prepared(step: int, rows: np.ndarray) -> tuple[int, int, Any]:
             random = int(np.random.SeedSequence([seed, number, step]).generate_state(1)[0])
             masks = torch.Generator().manual_seed(random)
-            return step, random, path.batch(stage.task, windows, rows, masks)
+            return step, random, path.batch(stage.tasks[0], windows, rows, masks)
 
         for epoch in range(stage.epochs):
             model.train()

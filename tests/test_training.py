@@ -18,6 +18,7 @@ from bert4rec.pipeline import train_recommender
 from bert4rec.training import loop, progress
 from bert4rec.training.loop import Stage, unreachable_note, validation_sample
 from bert4rec.training.optimizer import Optimizer
+from bert4rec.training.replica import copy_of
 
 CYCLE = ("learning_rate=5e-3", "dropout=0", "evaluation.exclude_seen=false")
 
@@ -75,8 +76,8 @@ def test_best_weights_are_kept_and_the_second_stage_starts_from_them(
 
     def watched(self: loop._Trainer, *arguments: torch.Tensor) -> float:
         if self.progress.stage == 1 and self.progress.step == 0:
-            starts.append(loop._copy(self.model))
-            bests.append(dict(self.best))
+            starts.append(copy_of(self.trainee.model))
+            bests.append(dict(self.trainee.best))
         return step(self, *arguments)
 
     monkeypatch.setattr(loop._Trainer, "_step", watched)

@@ -99,7 +99,7 @@ class ModelConfig(Settings):
 
 class TrainingConfig(Settings):
     seed: Count = Field(0, description="fixes everything that is random, data order included")
-    batch_size: Positive = Field(128, description="sequences a step")
+    batch_size: Positive = Field(128, description="sequences a step, of all processes together")
     epochs: Positive = Field(200, description="most passes over the training sequences")
     minutes: Annotated[float, Field(gt=0)] | None = Field(
         None, description="stop at the end of the epoch in which this much time of the loop is over"
@@ -174,6 +174,11 @@ class TrainingConfig(Settings):
     workers: Positive | None = Field(
         None, description="threads that share the cores; none is one a core, at most 8"
     )
+    shards: Positive | None = Field(
+        None,
+        description="parts that the users are dealt into, each trained by one process at a time; "
+        "none is one a process. What is learned depends on it, and not on the processes",
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="where to train: auto takes a GPU when there is one"
     )
@@ -214,6 +219,9 @@ class EvaluationConfig(Settings):
     n_negatives: Positive = Field(100, description="negatives of the two sampled protocols")
     seed: Count = Field(0, description="fixes the sampled negatives and the bootstrap")
     bootstrap: Count = Field(1000, description="resamples behind the 95 % intervals")
+    users: Positive | None = Field(
+        None, description="users in the final evaluation, drawn once by the seed; none asks all"
+    )
 
 
 class Config(Settings):

@@ -1,10 +1,16 @@
-"""The whole way from sequences to a trained, evaluated and saved model."""
+"""The whole way from sequences to a trained, evaluated and saved model.
+
+Several processes that torchrun or Ray started train together; the first of them evaluates and saves
+as if it were alone, and the others are done when the training is.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,11 +31,18 @@ from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.models import FITTED, LEARNED, MODELS, Model
 from bert4rec.recommender import Recommender
-from bert4rec.training.checkpoint import delete_checkpoints, has_checkpoint
+from bert4rec.training.checkpoint import (
+    begun_by,
+    delete_checkpoints,
+    has_checkpoint,
+    identity_of,
+)
+from bert4rec.training.distributed import ALONE, Ranks, is_restart, launch_id, processes_here
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.shards import check_shards, deal
 
 OnProgress = Callable[[int, int], None]
 BASELINES = ("popularity", "markov")  # what every training is held against
@@ -53,16 +66,21 @@ def train_recommender(
     baselines: bool = True,
     console: Console | None = None,
     on_evaluation: OnProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Train, evaluate on the test items and save to `out`; `baselines` are evaluated beside it."""
+    """Train, evaluate on the test items and save to `out`; `baselines` are evaluated beside it.
+
+    Of several `ranks` the first calls this, and the others `train_beside`.
+    """
+    assert ranks.is_first
     out = Path(out)
-    if config.model.name not in MODELS:
-        raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
-    _check_directory(out, resume, overwrite)
-    split = SPLITS[config.data.split](sequences)
-    _check_split(split)
-    _check_users(split, config.model.name)
-    model, facts = _fit(split, sequences, config, out, resume, tensorboard, console)
+    split = check_training(sequences, config, ranks.n)
+    is_again = _is_again(out)
+    if not is_again:
+        check_directory(out, resume, overwrite)
+    resume = has_checkpoint(out) if is_again else resume
+    model, facts = _fit(split, sequences, config, out, resume, tensorboard, console, ranks)
+    torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
     about = _about(sequences, config) | facts
     recommender = Recommender(model, sequences.vocabulary, config, about)
     evaluation = evaluate_questions(model, split.test, split, config, on_evaluation)
@@ -81,6 +99,30 @@ def train_recommender(
     return Outcome(recommender, evaluation, dict(sorted(rivals.items())))
 
 
+def train_beside(sequences: Sequences, config: Config, out: str | Path, ranks: Ranks) -> None:
+    """What every process but the first does of a training."""
+    assert not ranks.is_first
+    split = check_training(sequences, config, ranks.n)
+    _fit(split, sequences, config, Path(out), False, False, None, ranks)
+
+
+def check_training(sequences: Sequences, config: Config, n_processes: int = 1) -> Split:
+    """The split, when all can be had that the settings ask for; before any work is done."""
+    if config.model.name not in MODELS:
+        raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
+    split = SPLITS[config.data.split](sequences)
+    _check_split(split)
+    _check_users(split, config.model.name)
+    settings = config.training
+    if n_processes > 1 and config.model.name in FITTED:
+        raise ValueError(
+            f"{config.model.name} is fitted in one pass, on one machine: train it without "
+            "torchrun, --processes and --launcher"
+        )
+    check_shards(settings.shards, n_processes, len(split.train), settings.batch_size)
+    return split
+
+
 def evaluate_questions(
     model: Model,
     questions: Questions,
@@ -89,6 +131,8 @@ def evaluate_questions(
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
     settings = config.evaluation
+    if settings.users is not None:
+        questions = questions.sample(settings.users, settings.seed)
     return evaluate(
         model,
         questions,
@@ -121,6 +165,7 @@ def _fit(
     resume: bool,
     tensorboard: bool,
     console: Console | None,
+    ranks: Ranks,
 ) -> tuple[Model, dict[str, Any]]:
     if config.model.name in FITTED:
         started = time.monotonic()
@@ -129,15 +174,30 @@ def _fit(
         seconds = round(time.monotonic() - started, 1)
         return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
     longest = int(split.train.lengths.max())
-    plan = check_memory(config, split.n_items, longest, available_memory(), sequences.n_users)
+    available = available_memory()
+    if available is not None:
+        available //= processes_here()
+    plan = check_memory(config, split.n_items, longest, available, sequences.n_users)
     hardware = choose_hardware(config.training)
-    out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.training.seed)
     model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
-    identity = {"config": config.model_dump(mode="json"), "data": sequences.fingerprint}
-    if not resume:
-        delete_checkpoints(out)
-    with TrainingDisplay(out, console, tensorboard) as display, _stop_on_signal() as should_stop:
+    identity: dict[str, Any] = {"config": config.model_dump(mode="json")}
+    identity["data"] = sequences.fingerprint
+    resume = ranks.of_first(resume)
+    n_shards = ranks.of_first(_n_shards(config, out, resume, ranks.n, len(split.train)))
+    shards = deal(n_shards, ranks.n, ranks.rank)
+    if shards.n > 1:
+        identity["shards"] = shards.n
+    ranks.check_same(version=__version__, torch=str(torch.__version__), **identity)
+    if ranks.is_first:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            delete_checkpoints(out)
+    _check_same_directory(out, ranks)
+    with (
+        TrainingDisplay(out, console, tensorboard, is_shown=ranks.is_first) as display,
+        _stop_on_signal() as should_stop,
+    ):
         display.say(str(plan))
         progress = train(
             model,
@@ -149,6 +209,8 @@ def _fit(
             hardware=hardware,
             resume=resume,
             should_stop=should_stop,
+            ranks=ranks,
+            shards=shards,
         )
     return model, {
         "training": {
@@ -158,6 +220,8 @@ def _fit(
             "best_stage": progress.best_stage,
             "best_epoch": progress.best_epoch,
             "threads": torch.get_num_threads(),
+            "processes": ranks.n,
+            "shards": shards.n,
             "n_parameters": sum(p.numel() for p in model.parameters()),
         }
     }
@@ -184,7 +248,47 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _check_directory(out: Path, resume: bool, overwrite: bool) -> None:
+def saved_outcome(out: Path) -> Outcome:
+    """The same as `train_recommender` gave, read back from where it was saved."""
+    folder = out / "baselines"
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    rivals = {name: Evaluation.load(folder / name) for name in names}
+    return Outcome(Recommender.load(out), Evaluation.load(out), rivals)
+
+
+def _n_shards(config: Config, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
+    """As the settings say; a run that goes on keeps the number that it was begun with."""
+    begun_with = identity_of(out).get("shards", 1) if resume else None
+    wanted = config.training.shards or begun_with or n_processes
+    check_shards(wanted, n_processes, n_users, config.training.batch_size)
+    return wanted
+
+
+def _is_again(out: Path) -> bool:
+    """Whether whoever launched us has started its processes anew: we go on without being told."""
+    name = launch_id()
+    return is_restart() or (name is not None and begun_by(out) == name)
+
+
+def _check_same_directory(out: Path, ranks: Ranks) -> None:
+    """Checkpoints are written by all: a process that does not see the directory is an error now."""
+    if ranks.n == 1:
+        return
+    token = out / f".seen-by-all-{uuid.uuid4().hex}"
+    if ranks.is_first:
+        token.touch()
+    name = ranks.of_first(token.name)
+    seen = ranks.gathered([socket.gethostname(), (out / name).exists()])
+    if ranks.is_first:
+        token.unlink()
+    if blind := sorted({host for host, is_seen in seen if not is_seen}):
+        raise ValueError(
+            f"{out} of the first process cannot be seen from {', '.join(blind)}: give an --out on "
+            "storage that all machines share"
+        )
+
+
+def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
     """A finished model or an interrupted training is replaced only when somebody says so."""
     is_interrupted = has_checkpoint(out)
     if is_interrupted and not (resume or overwrite):

@@ -14,8 +14,9 @@ from bert4rec.cli.console import (
     refuse_given,
     stopped,
 )
-from bert4rec.cli.models import DATA_HELP, next_commands
+from bert4rec.cli.shown import next_commands
 from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.train import DATA_HELP
 
 
 @reads_a_table

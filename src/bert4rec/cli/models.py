@@ -1,8 +1,7 @@
-"""Verbs that make and judge models: train, demo, evaluate, compare, recipes."""
+"""Verbs that make and judge models: demo, evaluate, compare, recipes; `train` has its own file."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,72 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bert4rec.cli.console import (
-    ConfigFile,
     Overrides,
-    Recipe,
     errors,
     output,
     progress_bar,
     say,
     stopped,
 )
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.shown import describe, next_commands, show_outcome
 
 if TYPE_CHECKING:
-    from bert4rec.config import Config
     from bert4rec.data.sequences import Sequences
-    from bert4rec.pipeline import Outcome
-
-DATA_HELP = (
-    "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
-    "a prepared folder, `demo`, or a name from `bert4rec data list`."
-)
-
-
-@reads_a_table
-def train(
-    data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/model"),
-    recipe: Recipe = "default",
-    config: ConfigFile = None,
-    overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is there already.")
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile, as --set compile=true does.")
-    ] = False,
-    *,
-    table: TableOptions,
-) -> None:
-    """Train a model on a table of interactions, evaluate it and save it.
-
-    Filters are settings too: --set data.min_item_actions=5 --set data.min_rating=4
-    """
-    from bert4rec.config import load_config
-
-    compiling = ["training.compile=true"] if compiled else []
-    settings = load_config(recipe, config, [*(overrides or ()), *compiling])
-    sequences = table.open(data, settings.data)
-    _describe(sequences)
-    again = ["bert4rec", *sys.argv[1:], *([] if resume else ["--resume"])]
-    outcome = _train(sequences, settings, out, again, resume, overwrite, tensorboard, threads)
-    _show(outcome, out)
-    history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
-    needs_known_user = outcome.recommender.model.needs_known_user
-    next_commands(
-        *([] if needs_known_user else [["recommend", out, "--history", history]]),
-        ["recommend", out, "--users", "all", "--out", "recs.parquet"],
-        ["compare", out / "baselines" / "markov", out],
-        *([] if needs_known_user else [["serve", out, "--open"]]),
-    )
 
 
 def demo(
@@ -87,12 +31,25 @@ def demo(
     from bert4rec.config import load_config
     from bert4rec.data.demo import best_possible
     from bert4rec.data.sources import open_data
+    from bert4rec.pipeline import train_recommender
+    from bert4rec.training.loop import Interrupted
 
     sequences = open_data("demo", say=say)
-    _describe(sequences)
-    again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
-    outcome = _train(sequences, load_config("demo"), out, again, False, True, False, None)
-    _show(outcome, out)
+    describe(sequences)
+    try:
+        with progress_bar("evaluating") as on_evaluation:
+            outcome = train_recommender(
+                sequences,
+                load_config("demo"),
+                out,
+                overwrite=True,
+                console=errors,
+                on_evaluation=on_evaluation,
+            )
+    except Interrupted:
+        again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
+        raise stopped(out, again) from None
+    show_outcome(outcome, out)
     best = best_possible()
     output.print(
         f"The best possible on this data, knowing how it was made: "
@@ -232,76 +189,6 @@ def training_data(about: dict[str, object], named: str | None) -> Sequences:
     return Sequences.load(place)
 
 
-def _train(
-    sequences: Sequences,
-    settings: Config,
-    out: Path,
-    again: list[str],
-    resume: bool,
-    overwrite: bool,
-    tensorboard: bool,
-    threads: int | None,
-) -> Outcome:
-    import torch
-
-    from bert4rec.pipeline import train_recommender
-    from bert4rec.training.loop import Interrupted
-
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"--threads is {threads}: use one or more")
-        torch.set_num_threads(threads)
-    try:
-        with progress_bar("evaluating") as on_evaluation:
-            return train_recommender(
-                sequences,
-                settings,
-                out,
-                resume=resume,
-                overwrite=overwrite,
-                tensorboard=tensorboard,
-                console=errors,
-                on_evaluation=on_evaluation,
-            )
-    except Interrupted:
-        raise stopped(out, again) from None
-
-
-def _describe(sequences: Sequences) -> None:
-    say(
-        f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
-        f"{sequences.n_interactions:,} interactions"
-    )
-
-
-def _show(outcome: Outcome, out: Path) -> None:
-    from rich.table import Table
-
-    from bert4rec.evaluation.report import column_title, figure, metric_table
-
-    output.print(metric_table(outcome.evaluation, "Test items"))
-    table = Table(title="Against simple rivals", title_justify="left")
-    table.add_column("model", no_wrap=True)
-    rivals = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
-    ks = outcome.recommender.config.evaluation.ks
-    k = 10 if 10 in ks else max(ks)
-    columns = [("full", f"HR@{k}"), *((p, f"NDCG@{k}") for p in outcome.evaluation.metrics)]
-    for protocol, metric in columns:
-        title = column_title(protocol, outcome.evaluation)
-        table.add_column(f"{metric}\n{title}", justify="right")
-    for name, evaluation in rivals.items():
-        table.add_row(name, *(figure(evaluation.value(m, p)) for p, m in columns))
-    output.print(table)
-    output.print(f"The model, its metrics and per-user results are in {out}\n", markup=False)
-
-
-def next_commands(*commands: list[object]) -> None:
-    output.print("Next:")
-    for command in commands:
-        words = shlex.join(["bert4rec", *map(str, command)])
-        output.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
-
-
 def add_to(app: typer.Typer) -> None:
-    for verb in (demo, train, evaluate, compare, recipes, models, settings):
+    for verb in (demo, evaluate, compare, recipes, models, settings):
         app.command()(verb)

@@ -16,7 +16,7 @@ from bert4rec.cli.console import (
     say,
     stopped,
 )
-from bert4rec.cli.models import next_commands
+from bert4rec.cli.shown import next_commands
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences

@@ -40,6 +40,15 @@ class Batch:
     n_asked: int
 
 
+def joined(batches: list[Batch]) -> Batch:
+    """Several batches as one."""
+    return Batch(
+        [piece for batch in batches for piece in batch.pieces],
+        sum(batch.n_sequences for batch in batches),
+        sum(batch.n_asked for batch in batches),
+    )
+
+
 @dataclass(frozen=True)
 class Task:
     """What a stage asks: which windows an epoch has, and which questions a window."""
@@ -228,6 +237,8 @@ def make_batch(
     n_workers: int = 1,
 ) -> Batch:
     """The questions of the windows `rows`, in pieces of at most `size`, so that no worker idles."""
+    if len(rows) == 0:
+        return Batch([], 0, 0)
     rows = rows[np.argsort(-windows.lengths[rows], kind="stable")]
     sequences = torch.from_numpy(windows.padded(rows, pad))
     inputs, targets = task.ask(sequences, generator)

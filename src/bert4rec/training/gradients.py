@@ -34,8 +34,9 @@ class Gradients:
         hardware: Hardware = CPU,
         *,
         compiles: bool = False,
+        rank: int = 0,
     ) -> None:
-        self.loss, self.workers, self.hardware = loss, workers, hardware
+        self.loss, self.workers, self.hardware, self.rank = loss, workers, hardware, rank
         for table in _tables(model):
             table.sparse = loss.is_sparse and leaves_most_alone(table.num_embeddings)
         self.model = model
@@ -56,9 +57,12 @@ class Gradients:
             for each in self.models
         ]
 
-    def add(self, batch: Batch, seed: int) -> float:
-        """Add the gradient of the mean loss of `batch` to the model's; returns that loss."""
-        share = 1 / batch.n_asked
+    def add(self, batch: Batch, seed: int, share: float | None = None) -> float:
+        """Add the gradient of the mean loss of `batch` to the model's; returns that loss.
+
+        `share` is one over all that is asked, where other processes have a part of the batch.
+        """
+        share = 1 / batch.n_asked if share is None else share
         shares = share_out(batch.pieces, self.workers.n, self.models[0].n_items)
 
         def work(worker: int) -> float:
@@ -74,7 +78,8 @@ class Gradients:
 
     def _work(self, worker: int, pieces: list[Piece], share: float, seed: int) -> float:
         model, device = self.models[worker], self.hardware.device
-        for_dropout, for_loss = np.random.SeedSequence([seed, worker]).generate_state(2).tolist()
+        place = [seed, self.rank * self.workers.n + worker]
+        for_dropout, for_loss = np.random.SeedSequence(place).generate_state(2).tolist()
         masks = torch.Generator(device).manual_seed(for_dropout)
         negatives = torch.Generator().manual_seed(for_loss)
         for dropout in self.dropouts[worker]:

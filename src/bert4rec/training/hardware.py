@@ -104,10 +104,13 @@ def bf16_times_faster() -> float | None:
 def _device(wanted: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wanted == "auto":
-        return torch.device(next((name for name, is_there in there.items() if is_there), "cpu"))
+        wanted = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
     if not there.get(wanted, True):
         raise ValueError(
             f"training.device = {wanted!r}: torch finds none on this machine: "
             "train with --set device=cpu, or install a torch build for it"
         )
+    if wanted == "cuda" and "LOCAL_RANK" in os.environ:  # of several processes each has its own
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device(wanted)

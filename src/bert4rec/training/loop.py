@@ -1,8 +1,11 @@
-"""The training loop: stages, schedule, validation, early stopping, checkpoints."""
+"""The training loop: stages, schedule, validation, early stopping, checkpoints.
+
+The same loop trains in one process and in several. Whatever decides how it goes on (the loss, a
+validation, the clock, a signal) is told to all processes, so that all do the same.
+"""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,13 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from bert4rec.allocator import keep_freed_memory
-from bert4rec.config import Config
+from bert4rec.config import Config, SecondStageConfig, TrainingConfig
 from bert4rec.data.splits import Questions, Spans, Split
-from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.learned import Learned, TaskName
 from bert4rec.parallel import Workers
@@ -26,6 +26,7 @@ from bert4rec.training.batches import (
     Batch,
     Task,
     epoch_order,
+    joined,
     last_item_task,
     make_batch,
 )
@@ -35,17 +36,20 @@ from bert4rec.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from bert4rec.training.gradients import Gradients
+from bert4rec.training.distributed import ALONE, Ranks, differences, launch_id
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import make_loss
-from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.replica import Replica, Trainee
+from bert4rec.training.shards import WHOLE, Shards, share_of_batch
+
+MakeTask = Callable[[Spans, int, Config], Task]
 
 
 @dataclass(frozen=True)
 class Stage:
     name: str
-    task: Task
+    tasks: tuple[Task, ...]  # one for each shard of this process
     epochs: int
     learning_rate: float
     warmup_steps: int
@@ -56,25 +60,21 @@ class Interrupted(Exception):
     """Training was asked to stop; the checkpoint is saved and `--resume` goes on from it."""
 
 
-def stages_of(split: Split, config: Config, name: TaskName = "cloze") -> list[Stage]:
+def stages_of(
+    split: Split, config: Config, name: TaskName = "cloze", shards: Shards = WHOLE
+) -> list[Stage]:
     """The model's own task, and for the Cloze task the last-item stage after it."""
     first, second = config.training, config.second_stage
-    task = TASKS[name](split.train, split.n_items, config)
-    stages = [
-        Stage(name, task, first.epochs, first.learning_rate, first.warmup_steps, first.patience)
-    ]
+    users = [shards.part(split.train, shard) for shard in shards.mine]
+
+    def stage(name: str, make: MakeTask, settings: TrainingConfig | SecondStageConfig) -> Stage:
+        tasks = tuple(make(part, split.n_items, config) for part in users)
+        rate, warmup = settings.learning_rate, settings.warmup_steps
+        return Stage(name, tasks, settings.epochs, rate, warmup, settings.patience)
+
+    stages = [stage(name, TASKS[name], first)]
     if name == "cloze" and second.epochs:
-        task = last_item_task(split.train, split.n_items, config)
-        stages.append(
-            Stage(
-                "last-item",
-                task,
-                second.epochs,
-                second.learning_rate,
-                second.warmup_steps,
-                second.patience,
-            )
-        )
+        stages.append(stage("last-item", last_item_task, second))
     return stages
 
 
@@ -89,16 +89,36 @@ def train(
     hardware: Hardware,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
+    shards: Shards = WHOLE,
 ) -> Progress:
-    """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`."""
+    """Train `model` in place to its best validation NDCG@10; checkpoints go to `run`.
+
+    Of several `ranks` each calls it at the same time, with its own `shards` of the users.
+    """
     keep_freed_memory()
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1
     model.to(hardware.device)
     with Workers(n_workers) as workers, Workers(1) as preparer:
+        loss = make_loss(config.training, split.train_counts)
+        trainee = Replica(model, loss, config.training, workers, hardware, ranks)
+        stages = stages_of(split, config, model.task, shards)
         trainer = _Trainer(
-            model, split, config, run, display, identity, should_stop, workers, preparer, hardware
+            trainee,
+            stages,
+            validation_sample(split, config),
+            config,
+            run,
+            display,
+            identity,
+            should_stop,
+            ranks,
+            shards,
+            _BatchMaker(model, config.training.seed, workers.n, preparer),
         )
         threads = f"{workers.n} worker{'s' * (workers.n > 1)}"
+        if ranks.n > 1:
+            threads = f"{ranks.n} processes with {threads} each"
         display.say(f"training on {hardware}, {threads}, {config.training.loss}")
         if resume:
             trainer.restore()
@@ -109,7 +129,7 @@ def train(
         for number, stage in enumerate(trainer.stages):
             if number == trainer.progress.stage:
                 trainer.run_stage(stage)
-    model.load_state_dict(trainer.best)
+        trainee.use_best()
     for parameter in model.parameters():
         parameter.grad = None
     model.to("cpu")
@@ -117,34 +137,82 @@ def train(
     return trainer.progress
 
 
+@dataclass(frozen=True)
+class _BatchMaker:
+    """Makes this process's part of every batch, in the background."""
+
+    model: Learned
+    seed: int
+    n_workers: int
+    preparer: Workers
+
+    def rest_of_epoch(
+        self, stage: Stage, shards: Shards, progress: Progress, sizes: list[int], n_steps: int
+    ) -> Iterator[Batch]:
+        """The batches that are left of an epoch, while the steps before them are computed."""
+        place = [self.seed, progress.stage, progress.epoch]
+        dealt = []
+        for shard, task, size in zip(shards.mine, stage.tasks, sizes, strict=True):
+            generator = np.random.default_rng([*place, shard])
+            windows = task.windows(generator)
+            dealt.append((shard, task, windows, epoch_order(len(windows), size, generator)))
+        first_step = progress.step - progress.batch
+        number_of_stage = progress.stage
+
+        def make(number: int) -> Batch:
+            parts = []
+            for shard, task, windows, order in dealt:
+                if number < len(order):
+                    seed = self.seed_of(number_of_stage, first_step + number, shard)
+                    masks = torch.Generator().manual_seed(seed)
+                    size = self.model.piece
+                    parts.append(
+                        make_batch(
+                            task,
+                            windows,
+                            order[number],
+                            self.model.pad,
+                            masks,
+                            size,
+                            self.n_workers,
+                        )
+                    )
+            return joined(parts)
+
+        return self.preparer.stream(make, range(progress.batch, n_steps), ahead=2)
+
+    def seed_of(self, stage: int, step: int, shard: int = 0) -> int:
+        """What is random in a step follows from the run's seed and the step's place alone."""
+        place = [self.seed, stage, step, shard]
+        return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
+
+
 class _Trainer:
     """The state that the steps of one run share."""
 
     def __init__(
         self,
-        model: Learned,
-        split: Split,
+        trainee: Trainee,
+        stages: list[Stage],
+        questions: Questions,
         config: Config,
         run: Path,
         display: TrainingDisplay,
         identity: dict[str, Any],
         should_stop: Callable[[], bool],
-        workers: Workers,
-        preparer: Workers,
-        hardware: Hardware,
+        ranks: Ranks,
+        shards: Shards,
+        batches: _BatchMaker,
     ) -> None:
-        self.model, self.split, self.config = model, split, config
+        self.trainee, self.stages, self.questions, self.config = trainee, stages, questions, config
         self.run, self.display, self.identity = run, display, identity
-        self.should_stop, self.workers, self.preparer = should_stop, workers, preparer
-        self.stages = stages_of(split, config, model.task)
-        self.questions = validation_sample(split, config)
-        self.progress = Progress()
-        self.best = _copy(model)
-        self.loss = make_loss(config.training, split.train_counts)
-        self.gradients = Gradients(
-            model, self.loss, workers, hardware, compiles=config.training.compile
+        self.should_stop, self.ranks, self.shards, self.batches = (
+            should_stop,
+            ranks,
+            shards,
+            batches,
         )
-        self.optimizer = self._new_optimizer()
+        self.progress = Progress()
         self.last_save = time.monotonic()
 
     def restore(self) -> None:
@@ -152,27 +220,26 @@ class _Trainer:
         if checkpoint is None:
             raise ValueError(f"{self.run} has no checkpoint to resume from: train without --resume")
         if checkpoint.identity != self.identity:
-            differing = _differences(checkpoint.identity, self.identity)
+            differing = differences(checkpoint.identity, self.identity)
             raise ValueError(
                 f"the checkpoint in {self.run} belongs to another run (different: {differing}): "
                 "resume with the same data and settings, or train into another directory"
             )
-        self.progress, self.best = checkpoint.progress, checkpoint.best
-        self.model.load_state_dict(checkpoint.weights)
-        self.optimizer.restore(checkpoint.optimizer)
+        self.progress = checkpoint.progress
+        self.trainee.restore(checkpoint.state)
         self.display.rewind_log(self.progress.history)
 
     def save(self) -> None:
-        weights, moments = self.model.state_dict(), self.optimizer.tensors()
-        state = Checkpoint(self.progress, weights, moments, self.best, self.identity)
-        save_checkpoint(self.run, state)
+        state = Checkpoint(self.progress, self.trainee.state(), self.identity, launch_id())
+        save_checkpoint(self.run, state, self.ranks)
         self.last_save = time.monotonic()
 
     def run_stage(self, stage: Stage) -> None:
-        progress = self.progress
-        seed = self.config.training.seed
-        n_windows = len(stage.task.windows(np.random.default_rng(0)))
-        steps_an_epoch = -(-n_windows // self.config.training.batch_size)
+        progress, batch_size = self.progress, self.config.training.batch_size
+        n_windows = [len(task.windows(np.random.default_rng(0))) for task in stage.tasks]
+        n_all = int(self.ranks.sums(sum(n_windows))[0])
+        sizes = [max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for n in n_windows]
+        steps_an_epoch = -(-n_all // batch_size)
         total = stage.epochs * steps_an_epoch
         if total == 0 and progress.stage == 0:
             raise ValueError(
@@ -185,26 +252,30 @@ class _Trainer:
             self.display.say(f"{stage.name}: left out, training.minutes are over")
         self.display.stage(stage.name, progress.step, total)
         if progress.stage > 0 and progress.step == 0:
-            self.model.load_state_dict(self.best)  # from the best of the stage before, not its last
+            self.trainee.use_best()  # from the best of the stage before, not its last
         has_patience_left = True
         while progress.step < total and has_patience_left:
             if progress.batch == 0 and self._is_out_of_time():  # an epoch that has begun is ended
                 break
-            generator = np.random.default_rng([seed, progress.stage, progress.epoch])
-            windows = stage.task.windows(generator)
             started = time.monotonic()
-            for batch in self._batches(stage.task, windows, generator):
+            for batch in self.batches.rest_of_epoch(
+                stage, self.shards, progress, sizes, steps_an_epoch
+            ):
                 learning_rate = _learning_rate(stage, progress.step, total)
                 progress.loss_sum += self._step(batch, learning_rate)
                 progress.step += 1
                 progress.batch += 1
-                progress.sequences += batch.n_sequences
+                stops, is_due, n_sequences = self._agree(batch.n_sequences)
+                progress.sequences += n_sequences
                 progress.seconds += time.monotonic() - started
                 started = time.monotonic()
                 self.display.step(
-                    progress.step, progress.epoch + 1, progress.mean_loss, batch.n_sequences
+                    progress.step, progress.epoch + 1, progress.mean_loss, n_sequences
                 )
-                self._stop_or_save()
+                if stops or is_due:
+                    self.save()
+                if stops:
+                    raise Interrupted
             progress.epoch += 1
             every = self.config.training.validate_every
             is_last = progress.epoch == stage.epochs or self._is_out_of_time()
@@ -217,55 +288,24 @@ class _Trainer:
                 self.save()
         progress.stage += 1
         progress.epoch = progress.step = progress.batch = progress.bad_validations = 0
-        self.optimizer = self._new_optimizer()  # the next stage starts afresh
+        self.trainee.start_afresh()
         self.save()
 
-    def _batches(
-        self, task: Task, windows: Spans, generator: np.random.Generator
-    ) -> Iterator[Batch]:
-        """The rest of the epoch, made in the background while the steps before are computed."""
-        order = epoch_order(len(windows), self.config.training.batch_size, generator)
-
-        def make(numbered: tuple[int, NDArray[np.int64]]) -> Batch:
-            step, rows = numbered
-            masks = torch.Generator().manual_seed(self._seed(step))
-            size, n_workers = self.model.piece, self.workers.n
-            return make_batch(task, windows, rows, self.model.pad, masks, size, n_workers)
-
-        rest = enumerate(order[self.progress.batch :], self.progress.step)
-        return self.preparer.stream(make, rest, ahead=2)
-
     def _step(self, batch: Batch, learning_rate: float) -> float:
-        self.model.train()
-        loss = self.gradients.add(batch, self._seed(self.progress.step))
-        if not math.isfinite(loss):
-            raise ValueError(
-                "the loss is no longer a number: lower training.learning_rate and train again"
-            )
-        self.optimizer.step(learning_rate)
-        return loss
-
-    def _seed(self, step: int) -> int:
-        """What is random in a step follows from the run's seed and the step's place alone."""
-        place = [self.config.training.seed, self.progress.stage, step]
-        return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
-
-    def _new_optimizer(self) -> Optimizer:
-        return Optimizer(self.model, self.config.training, is_sparse=self.loss.is_sparse)
+        seed = self.batches.seed_of(self.progress.stage, self.progress.step)
+        return self.trainee.step(batch, seed, learning_rate)
 
     def _validate(self, stage: Stage, learning_rate: float) -> None:
         progress, started = self.progress, time.monotonic()
         exclude_seen = self.config.evaluation.exclude_seen
-        ranks = full_ranks(
-            self.model, self.questions, exclude_seen=exclude_seen, n_workers=self.workers.n
-        )
+        ranks = self.trainee.ranks_of(self.questions, exclude_seen=exclude_seen)
         ndcg, hit_rate = (float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR"))
         progress.seconds += time.monotonic() - started
         is_best = ndcg > progress.best
         if is_best:
             progress.best, progress.bad_validations = ndcg, 0
             progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
-            self.best = _copy(self.model)
+            self.trainee.keep_best()
         else:
             progress.bad_validations += 1
         event: dict[str, float | int | str] = {
@@ -283,15 +323,19 @@ class _Trainer:
         self.display.validated(event, is_best)
 
     def _is_out_of_time(self) -> bool:
+        """By the first process's clock."""
         minutes = self.config.training.minutes
-        return minutes is not None and self.progress.seconds >= 60 * minutes
+        if minutes is None:
+            return False
+        is_over: bool = self.ranks.of_first(self.progress.seconds >= 60 * minutes)
+        return is_over
 
-    def _stop_or_save(self) -> None:
-        if self.should_stop():
-            self.save()
-            raise Interrupted
-        if time.monotonic() - self.last_save > 60 * self.config.training.checkpoint_minutes:
-            self.save()
+    def _agree(self, n_sequences: int) -> tuple[bool, bool, int]:
+        """Whether anybody was asked to stop, whether to save, and the sequences of all."""
+        minutes = self.config.training.checkpoint_minutes
+        is_due = self.ranks.is_first and time.monotonic() - self.last_save > 60 * minutes
+        stops, saves, n = self.ranks.sums(self.should_stop(), is_due, n_sequences)
+        return stops > 0, saves > 0, int(n)
 
 
 def validation_sample(split: Split, config: Config) -> Questions:
@@ -318,18 +362,3 @@ def _learning_rate(stage: Stage, step: int, total: int) -> float:
     """Linear warm-up, then linear decay to zero at the end of the stage."""
     warm = min(1.0, (step + 1) / (stage.warmup_steps + 1))
     return stage.learning_rate * warm * max(0.0, 1 - step / total)
-
-
-def _copy(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def _differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "") -> str:
-    names = []
-    for key in sorted(ours.keys() | theirs.keys()):
-        a, b = ours.get(key), theirs.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            names.append(_differences(a, b, f"{prefix}{key}."))
-        elif a != b:
-            names.append(f"{prefix}{key}")
-    return ", ".join(name for name in names if name)

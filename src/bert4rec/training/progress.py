@@ -22,9 +22,16 @@ class TrainingDisplay:
     """Live view and log of one run. `step` is called once a step and must cost next to nothing."""
 
     def __init__(
-        self, run: Path, console: Console | None = None, tensorboard: bool = False
+        self,
+        run: Path,
+        console: Console | None = None,
+        tensorboard: bool = False,
+        *,
+        is_shown: bool = True,
     ) -> None:
-        self.console = console or Console(stderr=True)
+        """Of several processes the first is shown and writes the log; the others keep quiet."""
+        self.is_shown = is_shown
+        self.console = console or Console(stderr=True, quiet=not is_shown)
         self.log_path = run / "log.jsonl"
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -32,10 +39,12 @@ class TrainingDisplay:
             TextColumn("{task.fields[facts]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=not (self.console.is_terminal and is_shown),
             refresh_per_second=4,
         )
-        self._writer = _tensorboard_writer(run / "tensorboard") if tensorboard else None
+        self._writer = (
+            _tensorboard_writer(run / "tensorboard") if tensorboard and is_shown else None
+        )
         self._ndcg = "–"  # until the first validation
         self._last_line = time.monotonic()
 
@@ -86,15 +95,21 @@ class TrainingDisplay:
                 self._writer.add_scalar(f"{event['stage']}/{key}", event[key], event["step"])
 
     def say(self, line: str) -> None:
+        if not self.is_shown:
+            return
         self._last_line = time.monotonic()
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def log(self, event: dict[str, Any]) -> None:
+        if not self.is_shown:
+            return
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
     def rewind_log(self, events: list[dict[str, Any]]) -> None:
         """Start the log from the checkpoint's history: what came after it will happen again."""
+        if not self.is_shown:
+            return
         text = "".join(json.dumps(event) + "\n" for event in events)
         self.log_path.write_text(text, encoding="utf-8")
 

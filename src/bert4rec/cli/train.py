@@ -1,0 +1,273 @@
+"""The verb `train`: alone, in several processes of this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bert4rec.cli.console import ConfigFile, Overrides, Recipe, errors, progress_bar, say, stopped
+from bert4rec.cli.shown import describe, next_commands, show_outcome
+from bert4rec.cli.table_options import TableOptions, reads_a_table
+
+if TYPE_CHECKING:
+    from bert4rec.config import Config
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.pipeline import Outcome
+    from bert4rec.training.distributed import Ranks
+
+DATA_HELP = (
+    "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
+    "a prepared folder, `demo`, or a name from `bert4rec data list`."
+)
+
+
+@reads_a_table
+def train(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/model"),
+    recipe: Recipe = "default",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is there already.")
+    ] = False,
+    baselines: Annotated[
+        bool,
+        typer.Option(help="Evaluate popularity and a Markov chain beside it, for comparison."),
+    ] = True,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile, as --set compile=true does.")
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(help="Train in this many processes at once (on one machine, torchrun).")
+    ] = 1,
+    launcher: Annotated[
+        Literal["torchrun", "ray"] | None,
+        typer.Option(help="Who starts the processes: torchrun here, or Ray on its cluster."),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a Ray cluster, or auto; else RAY_ADDRESS, or one here."),
+    ] = None,
+    *,
+    table: TableOptions,
+) -> None:
+    """Train a model on a table of interactions, evaluate it and save it.
+
+    Filters are settings too: --set data.min_item_actions=5 --set data.min_rating=4
+
+    On several machines start it with torchrun on each of them (see docs/scaling.md):
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400
+    --rdzv-id NAME --max-restarts 3 -m bert4rec train …
+    """
+    from bert4rec.config import load_config
+
+    _check_options(processes, launcher, ray_address, threads)
+    compiling = ["training.compile=true"] if compiled else []
+    settings = load_config(recipe, config, [*(overrides or ()), *compiling])
+    from bert4rec.training.distributed import joined, was_launched
+
+    _use_threads(threads)
+    if was_launched():
+        with joined() as ranks:
+            sequences = _opened_by_first(table, data, settings, ranks)
+            if ranks.is_first:
+                _train(sequences, settings, out, resume, overwrite, tensorboard, baselines, ranks)
+            else:
+                _train_beside(sequences, settings, out, ranks)
+        return
+    sequences = table.open(data, settings.data)
+    if processes == 1 or launcher == "ray":  # else the first of the processes says it
+        describe(sequences)
+    if launcher == "ray":
+        options = (out, processes, ray_address, resume, overwrite, baselines)
+        _train_on_ray(sequences, settings, *options)
+    elif processes > 1:
+        given = [
+            ("--recipe", recipe),
+            ("--config", config),
+            *(("--set", o) for o in overrides or ()),
+        ]
+        words = [str(word) for name, value in given if value is not None for word in (name, value)]
+        flags = {"--resume": resume, "--overwrite": overwrite, "--tensorboard": tensorboard}
+        flags |= {"--compile": compiled, "--no-baselines": not baselines}
+        words += [flag for flag, is_given in flags.items() if is_given]
+        _train_in_processes(sequences, settings, out, words, processes, resume, overwrite)
+    else:
+        from bert4rec.training.distributed import ALONE
+
+        _train(sequences, settings, out, resume, overwrite, tensorboard, baselines, ALONE)
+
+
+def _check_options(
+    processes: int, launcher: str | None, ray_address: str | None, threads: int | None
+) -> None:
+    if processes < 1:
+        raise ValueError(f"--processes is {processes}: use one or more")
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads is {threads}: use one or more")
+    if threads is not None and (processes > 1 or launcher == "ray"):
+        raise ValueError(
+            "--threads does nothing with several processes, which share the cores: leave it out"
+        )
+    if ray_address is not None and launcher != "ray":
+        raise ValueError("--ray-address does nothing without --launcher ray: add it")
+    if launcher == "ray":
+        from bert4rec.cluster import check_has_ray
+
+        check_has_ray()
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _opened_by_first(table: TableOptions, data: str, settings: Config, ranks: Ranks) -> Sequences:
+    """The data, prepared by one process for all, which find it at the same place."""
+    from bert4rec.data.sequences import Sequences
+
+    if (Path(data) / "meta.json").is_file():
+        sequences = table.open(data, settings.data)
+        if ranks.is_first:
+            describe(sequences)
+        return sequences
+    if not ranks.is_first:
+        place = Path(ranks.of_first(None))
+        if not (place / "meta.json").is_file():
+            raise ValueError(
+                f"the data that the first process prepared is not at {place} here: prepare it with "
+                "`bert4rec data prepare --out` into a folder that all machines share"
+            )
+        return Sequences.load(place)
+    sequences = table.open(data, settings.data)
+    describe(sequences)
+    ranks.of_first(str(sequences.directory))
+    return sequences
+
+
+def _train(
+    sequences: Sequences,
+    settings: Config,
+    out: Path,
+    resume: bool,
+    overwrite: bool,
+    tensorboard: bool,
+    baselines: bool,
+    ranks: Ranks,
+) -> None:
+    from bert4rec.pipeline import train_recommender
+    from bert4rec.training.loop import Interrupted
+
+    try:
+        with progress_bar("evaluating") as on_evaluation:
+            outcome = train_recommender(
+                sequences,
+                settings,
+                out,
+                resume=resume,
+                overwrite=overwrite,
+                tensorboard=tensorboard,
+                baselines=baselines,
+                console=errors,
+                on_evaluation=on_evaluation,
+                ranks=ranks,
+            )
+    except Interrupted:
+        raise stopped(out, _again(resume)) from None
+    _show(sequences, outcome, out)
+
+
+def _train_beside(sequences: Sequences, settings: Config, out: Path, ranks: Ranks) -> None:
+    from bert4rec.cli.console import EXIT_INTERRUPTED
+    from bert4rec.pipeline import train_beside
+    from bert4rec.training.loop import Interrupted
+
+    try:
+        train_beside(sequences, settings, out, ranks)
+    except Interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _train_in_processes(
+    sequences: Sequences,
+    settings: Config,
+    out: Path,
+    words: list[str],
+    n: int,
+    resume: bool,
+    overwrite: bool,
+) -> None:
+    from bert4rec.launch.torchrun import Failed, Stopped, start_processes
+    from bert4rec.pipeline import check_directory, check_training
+
+    check_training(sequences, settings, n)
+    check_directory(out, resume, overwrite)
+    try:
+        start_processes(["train", str(sequences.directory), "--out", str(out), *words], n)
+    except Failed:
+        raise typer.Exit(1) from None
+    except Stopped:
+        raise stopped(out, _again(resume)) from None
+
+
+def _train_on_ray(
+    sequences: Sequences,
+    settings: Config,
+    out: Path,
+    n: int,
+    address: str | None,
+    resume: bool,
+    overwrite: bool,
+    baselines: bool,
+) -> None:
+    from bert4rec.launch.on_ray import train_on_ray
+    from bert4rec.pipeline import check_directory, check_training, saved_outcome
+
+    check_training(sequences, settings, n)
+    check_directory(out, resume, overwrite)
+    assert sequences.directory is not None
+    train_on_ray(
+        sequences.directory,
+        settings,
+        out,
+        n_processes=n,
+        address=address,
+        resume=resume,
+        overwrite=overwrite,
+        baselines=baselines,
+        say=say,
+    )
+    _show(sequences, saved_outcome(out), out)
+
+
+def _again(resume: bool) -> list[str]:
+    return ["bert4rec", *sys.argv[1:], *([] if resume else ["--resume"])]
+
+
+def _show(sequences: Sequences, outcome: Outcome, out: Path) -> None:
+    show_outcome(outcome, out)
+    history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
+    needs_known_user = outcome.recommender.model.needs_known_user
+    next_commands(
+        *([] if needs_known_user else [["recommend", out, "--history", history]]),
+        ["recommend", out, "--users", "all", "--out", "recs.parquet"],
+        *([["compare", out / "baselines" / "markov", out]] if outcome.baselines else []),
+        *([] if needs_known_user else [["serve", out, "--open"]]),
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(train)

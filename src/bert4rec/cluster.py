@@ -1,0 +1,151 @@
+"""A Ray cluster to work on: one that runs already, or one on this machine while we need it.
+
+Ray waits minutes for a cluster that is not there. Whether one answers is asked first, by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+SECONDS_TO_ANSWER = 10.0
+
+# HTTP/2, which Ray's head speaks: a client's first words, and the kind of the first answer.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0, 4, 0)
+_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+
+
+@dataclass(frozen=True)
+class Cluster:
+    address: str  # HOST:PORT of its head
+    n_cpus: int
+    is_ours: bool  # started by us, on this machine, and gone when we are done
+
+
+def check_has_ray() -> None:
+    """A ValueError that says what to install, before anything is begun that needs Ray."""
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("Ray is not installed: pip install 'bert4rec[scale]'")
+
+
+@contextlib.contextmanager
+def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
+    """Ray, ready for `n_workers` workers; on leaving, only what was begun here is ended.
+
+    `address` is HOST:PORT of a cluster's head, or `auto` for the cluster that this machine belongs
+    to; without one the variable RAY_ADDRESS counts, and without that (or with `local`) a runtime of
+    `n_workers` CPUs is started here. None takes as many as the cluster has CPUs, or this machine
+    cores. Who is connected already stays connected to the same.
+    """
+    if n_workers is not None and n_workers < 1:
+        raise ValueError(f"n_workers is {n_workers}: ask for one worker or more")
+    check_has_ray()
+    keep_ray_quiet()
+    ray = _untyped_ray()
+    if ray.is_initialized():
+        yield _enough(_described(is_ours=False), n_workers)
+        return
+    address = address or os.environ.get(ADDRESS_VARIABLE) or "local"
+    is_ours = address == "local"
+    if is_ours:
+        ray.init("local", num_cpus=n_workers, include_dashboard=False, **_quietly())
+    else:
+        ray.init(_reachable(address), **_quietly())
+    try:
+        yield _enough(_described(is_ours=is_ours), n_workers)
+    finally:
+        ray.shutdown()
+
+
+def _untyped_ray() -> Any:
+    import ray
+
+    return ray
+
+
+def keep_ray_quiet() -> None:
+    """What Ray would tell its makers, and what it would tell us on every start."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def _quietly() -> dict[str, Any]:
+    # What a worker prints stays in Ray's own logs; what goes wrong comes back as an exception.
+    return {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+
+
+def _described(*, is_ours: bool) -> Cluster:
+    ray = _untyped_ray()
+    n_cpus = int(ray.cluster_resources().get("CPU", 0))
+    return Cluster(ray.get_runtime_context().gcs_address, n_cpus, is_ours)
+
+
+def _enough(cluster: Cluster, n_workers: int | None) -> Cluster:
+    """Ray would wait for more machines, without end and without a word."""
+    if cluster.n_cpus < (n_workers or 1):
+        raise ValueError(
+            f"the Ray cluster at {cluster.address} has {cluster.n_cpus} CPUs, and "
+            f"{n_workers or 1} workers were asked for: ask for fewer, or add machines to it first"
+        )
+    return cluster
+
+
+def _reachable(address: str) -> str:
+    """The address as HOST:PORT, or a ValueError if no cluster answers there."""
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"{address} is for Ray's client, which runs no data sets: run this command on a "
+            "machine of the cluster, and give HOST:PORT of its head, or auto"
+        )
+    found = _of_this_machine() if address == "auto" else address
+    host, colon, port = found.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f"{found!r} is not the address of a Ray cluster: give HOST:PORT, as in head:6379"
+        )
+    try:
+        _greet(host.strip("[]"), int(port))
+    except OSError as error:
+        raise _no_cluster(found, str(error)) from None
+    return found
+
+
+def _of_this_machine() -> str:
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        found: str = get_ray_address_from_environment("auto", None)
+    except ConnectionError:
+        raise _no_cluster("auto", "no Ray runs on this machine") from None
+    return found
+
+
+def _greet(host: str, port: int) -> None:
+    """An OSError unless something answers that speaks Ray's protocol."""
+    with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "1":
+            return  # it is there, and would only talk to Ray
+        connection.settimeout(SECONDS_TO_ANSWER)
+        connection.sendall(_GREETING)
+        answer = b""
+        while len(answer) < _FRAME_HEADER_BYTES:
+            some = connection.recv(_FRAME_HEADER_BYTES - len(answer))
+            if not some:
+                break
+            answer += some
+    if len(answer) < _FRAME_HEADER_BYTES or answer[3] != _SETTINGS:
+        raise OSError("something else than Ray is there")
+
+
+def _no_cluster(address: str, why: str) -> ValueError:
+    return ValueError(
+        f"no Ray cluster answers at {address} ({why}): start one with `ray start --head`, or "
+        "leave out --ray-address to start one on this machine"
+    )

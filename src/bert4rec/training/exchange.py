@@ -1,0 +1,84 @@
+"""The gradients of all processes added up, so that each makes the same step.
+
+Small gradients travel together in one tensor, large ones in their own place. Of a table of which a
+step touches few rows, those rows travel and nothing else.
+
+torch's DistributedDataParallel hooks into autograd's backward pass. Ours adds gradients up on
+several threads and the largest of them, the output layer's, outside of autograd, so this is done
+after it instead.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bert4rec.models.learned import Learned
+from bert4rec.models.table import Table
+from bert4rec.training.distributed import Ranks
+
+LARGE = 2**18  # numbers; a copy of fewer costs less than another message
+
+
+class Exchange:
+    def __init__(self, model: Learned, ranks: Ranks) -> None:
+        self.ranks = ranks
+        tables = [m for m in model.modules() if isinstance(m, Table) and m.sparse]
+        self.rows = [table.weight for table in tables]
+        dense = [p for p in model.parameters() if not any(p is row for row in self.rows)]
+        self.small = [p for p in dense if p.numel() < LARGE]
+        self.large = [p for p in dense if p.numel() >= LARGE]
+        n_small = sum(p.numel() for p in self.small)
+        # Behind the gradients: who has any, and the loss.
+        device = next(model.parameters()).device
+        self.together = torch.zeros(n_small + len(dense) + 1, device=device)
+
+    def add_up(self, loss: float) -> float:
+        """Everybody's gradients into everybody's model; returns the sum of the losses."""
+        if self.ranks.n == 1:
+            return loss
+        parameters = self.small + self.large
+        has_gradient = [float(p.grad is not None) for p in parameters]
+        gradients = [_gradient(p).flatten() for p in self.small]
+        tail = torch.tensor([*has_gradient, loss], device=self.together.device)
+        torch.cat([*gradients, tail], out=self.together)
+        self.ranks.total(self.together)
+        for parameter in self.large:
+            parameter.grad = self.ranks.total(_gradient(parameter))
+        first = 0
+        for parameter in self.small:
+            part = self.together[first : first + parameter.numel()]
+            parameter.grad = _gradient(parameter).copy_(part.view_as(parameter))
+            first += parameter.numel()
+        *counts, total = self.together[first:].tolist()
+        for parameter, n_having in zip(parameters, counts, strict=True):
+            if not n_having:
+                parameter.grad = None  # as alone: nobody's batch needed it
+        for weight in self.rows:
+            weight.grad = self._rows_of_all(weight)
+        return float(total)
+
+    def _rows_of_all(self, weight: Tensor) -> Tensor:
+        """The touched rows of all processes, as one sparse gradient."""
+        width, device = weight.shape[1], weight.device
+        indices = torch.zeros(0, dtype=torch.int64, device=device)
+        values = torch.zeros(0, width, device=device)
+        if weight.grad is not None:
+            own = weight.grad.coalesce()
+            indices, values = own.indices()[0], own.values()
+        counts = [int(n) for n in self.ranks.gathered(len(indices))]
+        parts = []
+        for part in (indices, values):
+            padded = part.new_zeros(max(counts), *part.shape[1:])
+            padded[: len(part)] = part
+            received = [torch.empty_like(padded) for _ in counts]
+            dist.all_gather(received, padded)
+            parts.append(torch.cat([r[:n] for r, n in zip(received, counts, strict=True)]))
+        return torch.sparse_coo_tensor(
+            parts[0][None], parts[1], tuple(weight.shape), check_invariants=False
+        )
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
