@@ -179,6 +179,11 @@ class TrainingConfig(Settings):
         description="parts that the users are dealt into, each trained by one process at a time; "
         "none is one a process. What is learned depends on it, and not on the processes",
     )
+    shard_items: bool = Field(
+        False,
+        description="deal the item vectors out over the processes, for tables too large for one; "
+        "needs a sampled loss",
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="where to train: auto takes a GPU when there is one"
     )

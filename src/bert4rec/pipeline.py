@@ -42,6 +42,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.sharded import check_can_shard
 from bert4rec.training.shards import check_shards, deal
 
 OnProgress = Callable[[int, int], None]
@@ -119,6 +120,8 @@ def check_training(sequences: Sequences, config: Config, n_processes: int = 1) -
             f"{config.model.name} is fitted in one pass, on one machine: train it without "
             "torchrun, --processes and --launcher"
         )
+    if settings.shard_items:
+        check_can_shard(config, n_processes)
     check_shards(settings.shards, n_processes, len(split.train), settings.batch_size)
     return split
 
@@ -177,10 +180,13 @@ def _fit(
     available = available_memory()
     if available is not None:
         available //= processes_here()
-    plan = check_memory(config, split.n_items, longest, available, sequences.n_users)
+    n_users = sequences.n_users
+    plan = check_memory(config, split.n_items, longest, available, n_users, ranks.n)
     hardware = choose_hardware(config.training)
     torch.manual_seed(config.training.seed)
-    model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
+    # Of a sharded table the whole is made when the training is over, by the first process.
+    with torch.device("meta" if config.training.shard_items else "cpu"):
+        model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
     identity: dict[str, Any] = {"config": config.model_dump(mode="json")}
     identity["data"] = sequences.fingerprint
     resume = ranks.of_first(resume)

@@ -53,19 +53,24 @@ class Ranks:
         totals: list[float] = self.total(torch.tensor(numbers, dtype=torch.float64)).tolist()
         return totals
 
+    def by_rank(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, all of one shape."""
+        if self.n == 1:
+            return [tensor]
+        received = [torch.empty_like(tensor) for _ in range(self.n)]
+        dist.all_gather(received, tensor.contiguous())
+        return received
+
     def gathered(self, value: Any) -> list[Any]:
         """Everybody's value, by rank; JSON."""
         if self.n == 1:
             return [value]
         content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.n)]
-        dist.all_gather(sizes, torch.tensor([len(content)]))
+        sizes = self.by_rank(torch.tensor([len(content)]))
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(content)] = content
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.n)]
-        dist.all_gather(texts, padded)
-        pairs = zip(texts, sizes, strict=True)
+        pairs = zip(self.by_rank(padded), sizes, strict=True)
         return [json.loads(bytes(text[: int(size)].tolist())) for text, size in pairs]
 
     def of_first(self, value: Any) -> Any:

@@ -11,10 +11,8 @@ after it instead.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from bert4rec.models.learned import Learned
 from bert4rec.models.table import Table
 from bert4rec.training.distributed import Ranks
 
@@ -22,7 +20,7 @@ LARGE = 2**18  # numbers; a copy of fewer costs less than another message
 
 
 class Exchange:
-    def __init__(self, model: Learned, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self.ranks = ranks
         tables = [m for m in model.modules() if isinstance(m, Table) and m.sparse]
         self.rows = [table.weight for table in tables]
@@ -72,8 +70,7 @@ class Exchange:
         for part in (indices, values):
             padded = part.new_zeros(max(counts), *part.shape[1:])
             padded[: len(part)] = part
-            received = [torch.empty_like(padded) for _ in counts]
-            dist.all_gather(received, padded)
+            received = self.ranks.by_rank(padded)
             parts.append(torch.cat([r[:n] for r, n in zip(received, counts, strict=True)]))
         return torch.sparse_coo_tensor(
             parts[0][None], parts[1], tuple(weight.shape), check_invariants=False

@@ -148,8 +148,13 @@ def _move_gradient(source: nn.Parameter, to: nn.Parameter) -> None:
         source.grad.zero_()
 
 
-def clip_gradient(parameters: list[nn.Parameter], longest: float) -> Tensor:
-    """Scale the gradient down to `longest`; returns how long it was. Sparse ones count as well."""
+def clip_gradient(
+    parameters: list[nn.Parameter], longest: float, length: float | None = None
+) -> Tensor:
+    """Scale the gradient down to `longest`; returns how long it was. Sparse ones count as well.
+
+    Its `length` is given where these are a part of it only.
+    """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
@@ -159,6 +164,8 @@ def clip_gradient(parameters: list[nn.Parameter], longest: float) -> Tensor:
         if parameter.grad is not None
     ]
     norm: Tensor = torch.stack([each.norm() for each in values]).norm()
+    if length is not None:
+        norm = norm.new_tensor(length)
     if bool(norm > longest):
         for each in values:
             each.mul_(longest / norm)

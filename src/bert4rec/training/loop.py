@@ -41,6 +41,7 @@ from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import make_loss
 from bert4rec.training.progress import TrainingDisplay
 from bert4rec.training.replica import Replica, Trainee
+from bert4rec.training.sharded import ShardedItems, room_for
 from bert4rec.training.shards import WHOLE, Shards, share_of_batch
 
 MakeTask = Callable[[Spans, int, Config], Task]
@@ -98,10 +99,16 @@ def train(
     """
     keep_freed_memory()
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1
-    model.to(hardware.device)
     with Workers(n_workers) as workers, Workers(1) as preparer:
         loss = make_loss(config.training, split.train_counts)
-        trainee = Replica(model, loss, config.training, workers, hardware, ranks)
+        trainee: Trainee
+        if config.training.shard_items:
+            room = room_for(config, split.n_items, ranks.n)
+            small = type(model)(room, config.model)
+            trainee = ShardedItems(small, split.n_items, loss, config, workers, hardware, ranks)
+        else:
+            model.to(hardware.device)
+            trainee = Replica(model, loss, config.training, workers, hardware, ranks)
         stages = stages_of(split, config, model.task, shards)
         trainer = _Trainer(
             trainee,
@@ -129,11 +136,7 @@ def train(
         for number, stage in enumerate(trainer.stages):
             if number == trainer.progress.stage:
                 trainer.run_stage(stage)
-        trainee.use_best()
-    for parameter in model.parameters():
-        parameter.grad = None
-    model.to("cpu")
-    model.eval()
+        trainee.finish(model)
     return trainer.progress
 
 
@@ -239,7 +242,8 @@ class _Trainer:
         n_windows = [len(task.windows(np.random.default_rng(0))) for task in stage.tasks]
         n_all = int(self.ranks.sums(sum(n_windows))[0])
         sizes = [max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for n in n_windows]
-        steps_an_epoch = -(-n_all // batch_size)
+        n_steps = [-(-n // size) for n, size in zip(n_windows, sizes, strict=True)]
+        steps_an_epoch = max(self.ranks.gathered(max(n_steps)))
         total = stage.epochs * steps_an_epoch
         if total == 0 and progress.stage == 0:
             raise ValueError(

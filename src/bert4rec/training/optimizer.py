@@ -9,16 +9,15 @@ weight decay.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert4rec.config import TrainingConfig
-from bert4rec.models.learned import Learned
 from bert4rec.models.table import Table
 from bert4rec.training.gradients import clip_gradient
 
 
 class Optimizer:
-    def __init__(self, model: Learned, config: TrainingConfig, *, is_sparse: bool) -> None:
+    def __init__(self, model: nn.Module, config: TrainingConfig, *, is_sparse: bool) -> None:
         self.parameters = dict(model.named_parameters())
         self.clip_norm = config.clip_norm
         tables = [module for module in model.modules() if isinstance(module, Table)]
@@ -33,9 +32,12 @@ class Optimizer:
         if rows:
             self.optimizers.append(torch.optim.SparseAdam(rows))
 
-    def step(self, learning_rate: float) -> None:
-        """Clip, move the parameters, and clear the gradients."""
-        clip_gradient(list(self.parameters.values()), self.clip_norm)
+    def step(self, learning_rate: float, length: float | None = None) -> None:
+        """Clip, move the parameters, and clear the gradients.
+
+        `length` is that of the gradient where other processes have parts of it.
+        """
+        clip_gradient(list(self.parameters.values()), self.clip_norm, length)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate

@@ -38,8 +38,10 @@ class MemoryPlan:
         )
 
 
-def plan_memory(config: Config, n_items: int, longest: int, n_users: int = 0) -> MemoryPlan:
-    """An estimate from the shapes; `longest` is the longest training history.
+def plan_memory(
+    config: Config, n_items: int, longest: int, n_users: int = 0, n_processes: int = 1
+) -> MemoryPlan:
+    """An estimate for one process from the shapes; `longest` is the longest training history.
 
     What is kept between the passes is that of the Transformer; other models keep less.
     """
@@ -47,6 +49,9 @@ def plan_memory(config: Config, n_items: int, longest: int, n_users: int = 0) ->
     length = min(model.max_len, longest)
     n_workers = training.workers or default_workers()
     n_parameters = _n_parameters(config, n_items, n_users)
+    if training.shard_items:
+        n_rows = n_items * (model.dim + 1)
+        n_parameters += n_rows // n_processes - n_rows
     # A worker holds one piece of the batch at a time.
     at_once = LEARNED[model.name].piece.positions
     positions = min(training.batch_size * length, max(at_once, length))
@@ -78,10 +83,15 @@ def _n_parameters(config: Config, n_items: int, n_users: int) -> int:
 
 
 def check_memory(
-    config: Config, n_items: int, longest: int, available: int | None, n_users: int = 0
+    config: Config,
+    n_items: int,
+    longest: int,
+    available: int | None,
+    n_users: int = 0,
+    n_processes: int = 1,
 ) -> MemoryPlan:
     """The plan; a ValueError that says which settings would fit when this one does not."""
-    plan = plan_memory(config, n_items, longest, n_users)
+    plan = plan_memory(config, n_items, longest, n_users, n_processes)
     if available is None or plan.total <= available:
         return plan
     raise ValueError(

@@ -47,6 +47,10 @@ class Trainee(Protocol):
 
     def use_best(self) -> None: ...
 
+    def finish(self, model: Learned) -> None:
+        """Put the best weights into the model that was to be trained."""
+        ...
+
     def state(self) -> State:
         """The share of a checkpoint that this process writes."""
         ...
@@ -104,10 +108,17 @@ class Replica:
     def use_best(self) -> None:
         self.model.load_state_dict(self.best)
 
+    def finish(self, model: Learned) -> None:
+        assert model is self.model
+        self.use_best()
+        for parameter in model.parameters():
+            parameter.grad = None
+        model.to("cpu").eval()
+
     def state(self) -> State:
         self.ranks.check_same(weights=checksum(self.model))  # after the same steps
         parts = self.model.state_dict(), self.optimizer.tensors(), self.best
-        return State(*(_share(tensors, self.ranks) for tensors in parts))
+        return State(*(share_of(tensors, self.ranks) for tensors in parts))
 
     def restore(self, state: State) -> None:
         self.best = {name: tensor.to(_device(self.model)) for name, tensor in state.best.items()}
@@ -135,7 +146,7 @@ def checksum(model: nn.Module) -> float:
     return float(sum(p.detach().sum(dtype=torch.float64) for p in model.parameters()))
 
 
-def _share(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+def share_of(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """About the same number of bytes for everybody, the largest tensors first."""
     shares: list[dict[str, Tensor]] = [{} for _ in range(ranks.n)]
     sizes = [0] * ranks.n
