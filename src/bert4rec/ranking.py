@@ -5,7 +5,7 @@ Shapes: `n` histories, `B` of them in a piece, `V` items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +17,27 @@ from bert4rec.data.pieces import FOR_SCORING, like_lengths
 from bert4rec.data.splits import Spans
 from bert4rec.models import Model
 from bert4rec.parallel import Workers
+from bert4rec.retrieval.exact import (
+    asked_vectors,
+    exact_best,
+    log_probabilities,
+    products_of,
+    score_blocks,
+)
+from bert4rec.retrieval.filters import Filters
+from bert4rec.retrieval.index import ItemIndex
+from bert4rec.retrieval.indexed import indexed_best
 
 SCORES_BYTES = 64 * 2**20  # most memory for the scores of a piece
+ROWS_OF_BLOCKS = 256  # histories of a piece whose scores are computed in blocks of items
 HISTORIES_AT_ONCE = 4096
 
 
 class Ranking(NamedTuple):
     items: NDArray[np.int64]  # (n, k) best first
     scores: NDArray[np.float32]  # (n, k)
-    probabilities: NDArray[np.float32]  # (n, k) over the whole catalogue, before any filter
+    # (n, k) over the whole catalogue, before any filter; NaN where an index was asked instead
+    probabilities: NDArray[np.float32]
     n_found: NDArray[np.int64]  # (n,) how many of the k are recommendations: what is left of V
 
 
@@ -39,32 +51,35 @@ class Question(NamedTuple):
     blocked: list[int] = []  # noqa: RUF012  never these
 
 
-def rank_questions(model: Model, fallback: Model, questions: Sequence[Question]) -> list[Ranking]:
+def rank_questions(
+    model: Model, fallback: Model, questions: Sequence[Question], index: ItemIndex | None = None
+) -> list[Ranking]:
     """The best items of every question, in order, each a ranking with one row.
 
     Scored together in pieces of like length; on the calling thread, for answers at once.
     """
-    most_rows = max(1, SCORES_BYTES // (4 * model.n_items))
+    n_items = model.n_items
     lengths = np.array([len(question.history) for question in questions], dtype=np.int64)
     answers: list[Ranking | None] = [None] * len(questions)
-    for rows in _pieces(lengths, most_rows):
+    for rows in _question_pieces(questions, lengths, model, fallback, index):
         asked = [questions[row] for row in rows.tolist()]
         n_columns = int(lengths[rows[0]])  # longest first
-        padded = torch.tensor(
-            [each.history + [model.n_items] * (n_columns - len(each.history)) for each in asked],
-            dtype=torch.int64,
-        ).reshape(len(asked), n_columns)
-        answering = fallback if n_columns == 0 else model
-        scores = answering.score(torch.full((len(asked),), -1), padded)
+        padded = _padded([each.history for each in asked], n_columns, n_items)
         left_out = [
-            row * model.n_items + token
+            row * n_items + token
             for row, each in enumerate(asked)
             for tokens in (each.history if each.excludes_seen else (), each.blocked)
             for token in tokens
         ]
-        only = {row: each.allowed for row, each in enumerate(asked) if each.allowed is not None}
-        n_best = min(max(each.k for each in asked), model.n_items)
-        ranking = best_items(scores, torch.tensor(left_out, dtype=torch.int64), n_best, only=only)
+        allowed = {
+            row: torch.tensor(each.allowed, dtype=torch.int64)
+            for row, each in enumerate(asked)
+            if each.allowed is not None
+        }
+        filters = Filters(n_items, torch.tensor(left_out, dtype=torch.int64), None, allowed)
+        strangers = torch.full((len(asked),), -1)
+        k = max(each.k for each in asked)
+        ranking = _rank(model, fallback, strangers, padded, filters, k, index)
         for row, (place, each) in enumerate(zip(rows.tolist(), asked, strict=True)):
             n_found = min(int(ranking.n_found[row]), each.k)
             part = slice(row, row + 1), slice(n_found)
@@ -85,6 +100,7 @@ def rank_histories(
     *,
     exclude_seen: bool = True,
     excluded: Tensor | None = None,
+    index: ItemIndex | None = None,
     workers: Workers,
 ) -> Iterator[Ranking]:
     """The `k` best items of every history, in order, some thousand histories at a time.
@@ -92,61 +108,95 @@ def rank_histories(
     `excluded` (V,) is true for items that nobody gets; `fallback` answers empty histories.
     `histories.users` are rows of the training data, and -1 for strangers.
     """
-    most_rows = max(1, SCORES_BYTES // (4 * model.n_items))
-    n_best = min(k, model.n_items)
+    n_items = model.n_items
 
     def rank(rows: NDArray[np.int64]) -> Ranking:
-        padded = torch.from_numpy(histories.padded(rows, model.n_items))
-        answers = fallback if padded.shape[1] == 0 else model
-        scores = answers.score(torch.from_numpy(histories.users[rows]), padded)
-        seen = None
+        padded = torch.from_numpy(histories.padded(rows, n_items))
+        seen = torch.empty(0, dtype=torch.int64)
         if exclude_seen:
-            starts = torch.arange(0, scores.numel(), model.n_items)[:, None]
-            seen = (starts + padded)[padded < model.n_items]
-        return best_items(scores, seen, n_best, excluded)
+            starts = torch.arange(0, len(rows) * n_items, n_items)[:, None]
+            seen = (starts + padded)[padded < n_items]
+        users, filters = torch.from_numpy(histories.users[rows]), Filters(n_items, seen, excluded)
+        return _rank(model, fallback, users, padded, filters, k, index)
 
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
         rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
-        parts = _pieces(histories.lengths[rows], most_rows)
+        parts = _pieces(histories.lengths[rows], model, fallback)
         found = workers.map(rank, [rows[part] for part in parts])
         places = np.argsort(np.concatenate(parts))
         yield Ranking(*(np.concatenate(column)[places] for column in zip(*found, strict=True)))
 
 
-def _pieces(lengths: NDArray[np.int64], most_rows: int) -> list[NDArray[np.int64]]:
+def log_probabilities_of(
+    model: Model, fallback: Model, histories: Sequence[list[int]], items: list[int]
+) -> Tensor:
+    """(n, items): what the softmax over the whole catalogue gives some items; for strangers."""
+    chosen = torch.tensor(items, dtype=torch.int64)
+    kept = torch.empty(len(histories), len(items))
+    lengths = np.array([len(history) for history in histories], dtype=np.int64)
+    for rows in _pieces(lengths, model, fallback):
+        n_columns = int(lengths[rows[0]])  # longest first
+        padded = _padded([histories[row] for row in rows.tolist()], n_columns, model.n_items)
+        answering = fallback if n_columns == 0 else model
+        blocks = score_blocks(answering, torch.full((len(rows),), -1), padded)
+        kept[torch.from_numpy(rows)] = log_probabilities(blocks, chosen)
+    return kept
+
+
+def most_rows(model: Model) -> int:
+    """Histories that are scored at a time: as many as bounded memory holds the scores of."""
+    n = max(1, SCORES_BYTES // (4 * model.n_items))
+    return n if products_of(model) is None else max(n, ROWS_OF_BLOCKS)
+
+
+def _rank(
+    model: Model,
+    fallback: Model,
+    users: Tensor,
+    padded: Tensor,
+    filters: Filters,
+    k: int,
+    index: ItemIndex | None,
+) -> Ranking:
+    """Of (B, L) histories, all empty or none; by the index if there is one."""
+    k = min(k, model.n_items)
+    output = products_of(model)
+    if padded.shape[1] == 0:
+        best = exact_best(score_blocks(fallback, users, padded), filters, k)
+    elif index is None or output is None:
+        best = exact_best(score_blocks(model, users, padded, k), filters, k)
+    else:
+        best = indexed_best(index, asked_vectors(model, users, padded), output, filters, k)
+    probabilities = (best.scores - best.log_total).exp()
+    n_found = (best.scores > -torch.inf).sum(1)
+    columns = best.items, best.scores, probabilities, n_found
+    return Ranking(*(column.numpy() for column in columns))
+
+
+def _question_pieces(
+    questions: Sequence[Question],
+    lengths: NDArray[np.int64],
+    model: Model,
+    fallback: Model,
+    index: ItemIndex | None,
+) -> Iterator[NDArray[np.int64]]:
+    """With an index those of one k together: one who wants many would make all others wait."""
+    ks = np.array([question.k if index is not None else 0 for question in questions])
+    for k in np.unique(ks):
+        group = np.flatnonzero(ks == k)
+        yield from (group[piece] for piece in _pieces(lengths[group], model, fallback))
+
+
+def _padded(histories: Sequence[list[int]], n_columns: int, pad: int) -> Tensor:
+    rows = [history + [pad] * (n_columns - len(history)) for history in histories]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), n_columns)
+
+
+def _pieces(lengths: NDArray[np.int64], model: Model, fallback: Model) -> list[NDArray[np.int64]]:
     """Rows of like length together, longest first, the empty ones in pieces of their own."""
+    n_some_rows, n_empty = most_rows(model), most_rows(fallback)
     order = np.argsort(-lengths, kind="stable")
     n_some = int((lengths > 0).sum())
-    some = like_lengths(lengths[order[:n_some]], FOR_SCORING, most_rows)
-    empty = [slice(i, i + most_rows) for i in range(n_some, len(order), most_rows)]
+    some = like_lengths(lengths[order[:n_some]], FOR_SCORING, n_some_rows)
+    empty = [slice(i, i + n_empty) for i in range(n_some, len(order), n_empty)]
     return [order[piece] for piece in (*some, *empty)]
-
-
-@torch.inference_mode()
-def best_items(
-    scores: Tensor,
-    seen: Tensor | None,
-    k: int,
-    excluded: Tensor | None = None,
-    only: Mapping[int, Sequence[int]] | None = None,
-) -> Ranking:
-    """The `k` best of (B, V) scores, which are written over.
-
-    `seen` are flat places of `scores` that are left out, `excluded` (V,) items for everybody,
-    `only` the items that alone remain for some of the rows.
-    """
-    # logsumexp by way of a kernel that does it in one pass
-    log_total = scores[:, :1] - scores.log_softmax(1)[:, :1]
-    for row, items in (only or {}).items():
-        remaining = scores[row, items].clone()
-        scores[row] = -torch.inf
-        scores[row, items] = remaining
-    if excluded is not None:
-        scores.masked_fill_(excluded, -torch.inf)
-    if seen is not None:
-        scores.view(-1).index_fill_(0, seen, -torch.inf)
-    best = scores.topk(k)
-    probabilities = (best.values - log_total).exp_()
-    n_found = (best.values > -torch.inf).sum(1)
-    columns = best.indices, best.values, probabilities, n_found
-    return Ranking(*(column.numpy() for column in columns))

@@ -1,7 +1,8 @@
 """Raw ids in; raw ids, scores, titles and reasons out, by the same `score` that was evaluated.
 
-A model on disk is a directory: `config.json`, `model.safetensors`, `items.parquet`, `about.json`
-and `manifest.json`, written last, which vouches for them. Its evaluation lies beside them.
+A model on disk is a directory: `config.json`, `model.safetensors`, `items.parquet`, `about.json`,
+the index of a large catalogue, and `manifest.json`, written last, which vouches for them. Its
+evaluation lies beside them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from bert4rec.config import Config, parse_config
@@ -30,19 +31,32 @@ from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.learned import Learned
 from bert4rec.models.popularity import Popularity
 from bert4rec.parallel import Workers
-from bert4rec.ranking import SCORES_BYTES, Question, Ranking, rank_histories, rank_questions
+from bert4rec.ranking import (
+    Question,
+    Ranking,
+    log_probabilities_of,
+    rank_histories,
+    rank_questions,
+)
+from bert4rec.retrieval.build import LARGE, RECALL, build_index, described, queries_of
+from bert4rec.retrieval.exact import MOST_ITEMS, products_of
+from bert4rec.retrieval.index import ItemIndex, Measured, has_faiss, note_missing_faiss
+from bert4rec.retrieval.store import delete_other_indexes, index_name, read_index, write_index
 
 FORMAT_VERSION = 1
 FILES = ("about.json", "config.json", "model.safetensors", "items.parquet")  # a whole model
+FINITE_AT_ONCE = 2**24  # numbers that are looked at together, so that checking takes no memory
 AT_ONCE = 4096  # histories that `recommend_many` reads before it answers
 RawId = str | int
+Retrieval = Literal["auto", "exact"]  # by the index if the model has one, or never by it
 
 
 class Recommendation(NamedTuple):
     item: RawId
     score: float
     probability: float  # softmax of the scores over the catalogue, before any filter: the model's
-    # own for one trained by cross-entropy, of others a way to compare scores
+    # own for one trained by cross-entropy, of others a way to compare scores; NaN where an index
+    # found the item, as the scores of all items would be needed for it
     title: str | None
 
 
@@ -85,10 +99,16 @@ class Recommender:
     """A trained model together with the names of its items."""
 
     def __init__(
-        self, model: Model, vocabulary: Vocabulary, config: Config, about: dict[str, Any]
+        self,
+        model: Model,
+        vocabulary: Vocabulary,
+        config: Config,
+        about: dict[str, Any],
+        index: ItemIndex | None = None,
     ) -> None:
         assert model.n_items == len(vocabulary)
         self.model, self.vocabulary, self.config, self.about = model, vocabulary, config, about
+        self.index = index
         self._popularity = Popularity(torch.from_numpy(vocabulary.counts))
 
     def recommend(
@@ -124,7 +144,8 @@ class Recommender:
 
     def answer(self, asked: Sequence[Asked]) -> list[Recommendations]:
         """An answer to every question, all scored together, on the calling thread."""
-        rankings = rank_questions(self.model, self._popularity, [each.question for each in asked])
+        questions = [each.question for each in asked]
+        rankings = rank_questions(self.model, self._popularity, questions, self.index)
         return [
             self._answer(ranking, 0, each.unknown, is_fallback=not each.question.history)
             for ranking, each in zip(rankings, asked, strict=True)
@@ -178,6 +199,7 @@ class Recommender:
                 k,
                 exclude_seen=exclude_seen,
                 excluded=excluded,
+                index=self.index,
                 workers=workers,
             )
 
@@ -185,7 +207,9 @@ class Recommender:
         """Items whose vectors point the same way; the score is the cosine."""
         _check_k(k)
         token = self._token_or_error(item)
-        cosines = self._directions @ self._directions[token]
+        lengths, vector = self._lengths, self._vectors(token, token + 1)[0]
+        products = torch.cat([self._vectors(*block) @ vector for block in self._blocks()])
+        cosines = products / (lengths * lengths[token])
         cosines[token] = -torch.inf
         best = cosines.topk(min(k, len(self.vocabulary) - 1))
         return [
@@ -211,7 +235,7 @@ class Recommender:
         if not read:
             raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         without_each = [read[:i] + read[i + 1 :] for i in range(len(read))]
-        log_p = self._log_probabilities([read, *without_each], tokens)
+        log_p = log_probabilities_of(self.model, self._popularity, [read, *without_each], tokens)
         gained = (log_p[:1] - log_p[1:]).T.tolist()  # (tokens, read)
         attention = None
         if with_attention and isinstance(self.model, BERT4Rec):
@@ -259,37 +283,32 @@ class Recommender:
         ]
         return Recommendations(found, unknown, is_fallback)
 
-    def _log_probabilities(self, histories: Sequence[list[int]], tokens: list[int]) -> Tensor:
-        """(n, tokens): some columns only, a piece of the histories at a time; the empty by POP."""
-        n_rows = max(1, SCORES_BYTES // (4 * self.model.n_items))
-        kept = []
-        for first in range(0, len(histories), n_rows):
-            piece = histories[first : first + n_rows]
-            length, pad = max(len(history) for history in piece), self.model.n_items
-            padded = torch.tensor(
-                [history + [pad] * (length - len(history)) for history in piece], dtype=torch.int64
-            ).reshape(len(piece), length)
-            strangers = torch.full((len(piece),), -1)
-            scores = self.model.score(strangers, padded)
-            is_empty = torch.tensor([not history for history in piece])
-            popular = self._popularity.score(strangers, padded)
-            scores = torch.where(is_empty[:, None], popular, scores)
-            kept.append(scores.log_softmax(1)[:, tokens])
-        return torch.cat(kept)
-
     def _token_or_error(self, item: object) -> int:
         token = self.vocabulary.token(item)
         if token is None:
             raise ValueError(f"item {item!r} is not in the model's catalogue")
         return token
 
-    @cached_property
-    def _directions(self) -> Tensor:
-        """(V, D) item vectors of length 1."""
+    def _vectors(self, first: int, last: int) -> Tensor:
+        """(n, D) of successive items; compressed ones are decoded, so never ask for all at once."""
+        output = products_of(self.model)
+        if output is not None:
+            return output.block(first, last)[0].detach()
         vectors = self.model.item_vectors() if isinstance(self.model, Learned) else None
         if vectors is None:
             raise ValueError(f"similar needs item vectors, and {self.config.model.name} has none")
-        return torch.nn.functional.normalize(vectors, dim=1)
+        return vectors[first:last]
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        n = len(self.vocabulary)
+        return [(first, min(first + MOST_ITEMS, n)) for first in range(0, n, MOST_ITEMS)]
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        """(V,) of the item vectors."""
+        norm = torch.linalg.vector_norm
+        found = [norm(self._vectors(*block), dim=1) for block in self._blocks()]
+        return torch.cat(found).clamp(min=1e-12)
 
     def _check_knows_strangers(self) -> None:
         if self.model.needs_known_user:
@@ -312,14 +331,57 @@ class Recommender:
         write_file(directory / "about.json", json.dumps(about, indent=2))
         write_file(directory / "config.json", self.config.model_dump_json(indent=2))
         tensors = {name: tensor.contiguous() for name, tensor in self.model.state().items()}
-        write_file(directory / "model.safetensors", save(tensors))
+        with new_file(directory / "model.safetensors") as path:
+            save_file(tensors, path)
         with new_file(directory / "items.parquet") as path:
             self.vocabulary.save(path)
-        write_manifest(directory, FILES)
+        self.save_index(directory)
+
+    def save_index(self, directory: str | Path) -> None:
+        """Write the index, or take it away, of a model that is in this directory already."""
+        directory = Path(directory)
+        names = () if self.index is None else write_index(directory, self.index)
+        write_manifest(directory, (*FILES, *names))
+        delete_other_indexes(directory, names)
+
+    def build_index(self, queries: Spans, *, recall: float = RECALL) -> Measured | None:
+        """An index of the items, for quick answers from a large catalogue; `save` writes it, too.
+
+        It is tuned and measured on `queries`, real histories that the model was not trained on.
+        None if no index has this `recall`@10 and is quicker than exact search: then answers are
+        searched for exactly.
+        """
+        self.index = None
+        output = products_of(self.model)
+        if output is None:
+            raise ValueError(
+                f"{self.config.model.name} cannot have an index: its scores are no products of "
+                "vectors; it is searched exactly"
+            )
+        self.index = build_index(output, queries_of(self.model, queries), recall)
+        return None if self.index is None else self.index.measured
+
+    def index_if_large(self, queries: Spans, *, at_least: int = LARGE) -> str | None:
+        """After a training: an index where one pays; a sentence about it, if there is any."""
+        if len(self.vocabulary) < at_least or products_of(self.model) is None:
+            return None
+        if not has_faiss():
+            return (
+                f"{len(self.vocabulary):,} items and no index, as faiss is not installed: answers "
+                "are searched for exactly. pip install 'bert4rec[scale]' and `bert4rec index` "
+                "make them faster"
+            )
+        return described(self.build_index(queries))
 
     @classmethod
-    def load(cls, directory: str | Path) -> Self:
-        """A saved model; a ValueError says what is wrong with one that cannot be trusted."""
+    def load(cls, directory: str | Path, retrieval: Retrieval = "auto") -> Self:
+        """A saved model; a ValueError says what is wrong with one that cannot be trusted.
+
+        `retrieval="exact"` leaves an index aside, if there is one: every answer is the best that
+        there is, and has its probability.
+        """
+        if retrieval not in get_args(Retrieval):
+            raise ValueError(f"retrieval is {retrieval!r}: choose `auto` or `exact`")
         directory = Path(directory)
         if not directory.is_dir():
             raise ValueError(f"{directory} is not a directory: train a model there first")
@@ -340,7 +402,16 @@ class Recommender:
         vocabulary = Vocabulary.load(directory / "items.parquet", about["item_id_type"])
         tensors = _read_tensors(directory / "model.safetensors")
         model = MODELS[config.model.name].restore(tensors, config.model, len(vocabulary))
-        return cls(model, vocabulary, config, about)
+        index, name = None, index_name(directory)
+        if name is not None and retrieval == "auto":
+            output = products_of(model)
+            if output is None:
+                raise ValueError(f"{directory / name} is the index of another model: save it again")
+            if has_faiss():
+                index = read_index(directory, name, output)
+            else:
+                note_missing_faiss()
+        return cls(model, vocabulary, config, about, index)
 
 
 def _spans(histories: list[list[int]]) -> Spans:
@@ -361,6 +432,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
     for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):
+        parts = torch.split(tensor.flatten(), FINITE_AT_ONCE)
+        if not all(bool(part.isfinite().all()) for part in parts):
             raise ValueError(f"{path} is damaged: {name} holds values that are not numbers")
     return tensors

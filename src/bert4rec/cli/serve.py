@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -67,6 +67,10 @@ def serve(
         int,
         typer.Option(help="Cores that one batch is computed on.", min=1, rich_help_panel=LIMITS),
     ] = 1,
+    retrieval: Annotated[
+        Literal["auto", "exact"],
+        typer.Option(help="auto uses the model's index, if it has one; exact looks at all items."),
+    ] = "auto",
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="A line for each request.")
     ] = True,
@@ -102,6 +106,7 @@ def serve(
         drain=drain,
         threads=threads,
         access_log=access_log,
+        retrieval=retrieval,
     )
     check_before_start(settings)
     shown = f"[{host}]" if ":" in host else host

@@ -168,6 +168,7 @@ def facts(served: ServedModel) -> dict[str, object]:
         "has_attention": served.has_attention,
         "has_vectors": served.has_vectors,
         "has_titles": recommender.vocabulary.titles is not None,
+        "recall": None if recommender.index is None else recommender.index.measured.recall,
         "trained": trained if isinstance(trained, str) else None,
     }
 

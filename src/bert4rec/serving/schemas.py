@@ -111,7 +111,10 @@ class ScoredItem(Item):
 
 
 class RecommendedItem(ScoredItem):
-    probability: float
+    probability: Annotated[
+        float | None,
+        Field(description="softmax over the whole catalogue; null where an index was asked"),
+    ]
 
 
 class CatalogueItem(Item):
@@ -203,6 +206,9 @@ class ModelFacts(BaseModel):
     has_attention: bool
     has_vectors: bool
     has_titles: bool
+    recall: Annotated[
+        float | None, Field(description="recall@10 of the index that is asked; null: exact search")
+    ]
     trained: str | None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from bert4rec.durable import MANIFEST
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.learned import Learned
-from bert4rec.recommender import Recommender
+from bert4rec.recommender import Recommender, Retrieval
 from bert4rec.serving.catalogue import Catalogue
 
 N_CHECKED = 8  # histories that a model has to answer before it is let in front of people
@@ -56,12 +56,12 @@ def files_on_disk(directory: Path) -> frozenset[tuple[str, int, int]]:
     return frozenset((path, facts.st_size, facts.st_mtime_ns) for path, facts in found)
 
 
-def load_served(directory: Path, name: str) -> ServedModel:
+def load_served(directory: Path, name: str, retrieval: Retrieval = "auto") -> ServedModel:
     """Load and check; a ValueError says why a model cannot be served."""
     directory = directory.resolve()  # a link may be set to another directory meanwhile
     version = version_on_disk(directory)
     try:
-        recommender = Recommender.load(directory)
+        recommender = Recommender.load(directory, retrieval)
         if not all(type(item) is str for item in recommender.vocabulary.ids):
             raise ValueError(f"{directory} has items without an id: train it again")
         if version is None or version != version_on_disk(directory):
@@ -96,7 +96,9 @@ def check(recommender: Recommender, directory: Path) -> None:
     ids = [recommender.vocabulary.raw(int(token)) for token in popular]
     histories = [ids[i::N_CHECKED] for i in range(N_CHECKED)]
     asked = [recommender.question(h, k=3, exclude_seen=False) for h in (*histories, [])]
+    has_index = recommender.index is not None  # which knows no probabilities
     for answer in recommender.answer(asked):
-        numbers = [value for found in answer for value in (found.score, found.probability)]
+        numbers = [found.score for found in answer]
+        numbers += [] if has_index else [found.probability for found in answer]
         if len(answer) != min(3, n_items) or not all(map(math.isfinite, numbers)):
             raise ValueError(f"{directory} gives scores that are not numbers: train it again")

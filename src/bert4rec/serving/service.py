@@ -52,7 +52,8 @@ class Service:
     def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
         self.settings, self._main_pid = settings, main_pid
         self.metrics = Metrics()
-        self.shelf = Shelf([settings.model, *settings.compare], self.metrics.on_models)
+        directories = [settings.model, *settings.compare]
+        self.shelf = Shelf(directories, self.metrics.on_models, settings.retrieval)
         self.batcher: Batcher[Wanted, Recommendations] = Batcher(
             self._answer,
             settings.max_batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -43,6 +44,7 @@ class ServeSettings(BaseModel):
     send_within: float = Field(20.0, gt=0)
     drain: float = Field(0.5, ge=0, description="answering on after SIGTERM, before closing")
     threads: int = Field(1, ge=1, description="cores that one batch is computed on")
+    retrieval: Literal["auto", "exact"] = Field("auto", description="exact: never by an index")
     access_log: bool = True
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert4rec.recommender import Retrieval
 from bert4rec.serving.served_model import (
     ServedModel,
     files_on_disk,
@@ -33,8 +34,13 @@ class Change:
 class Shelf:
     """Readers take `now` once and use what they got; it is replaced as a whole, never changed."""
 
-    def __init__(self, directories: list[Path], on_change: Callable[[Shelf], None]) -> None:
-        self.directories = named(directories)
+    def __init__(
+        self,
+        directories: list[Path],
+        on_change: Callable[[Shelf], None],
+        retrieval: Retrieval = "auto",
+    ) -> None:
+        self.directories, self._retrieval = named(directories), retrieval
         self.default = next(iter(self.directories))
         self._on_change = on_change
         self._loading = asyncio.Lock()
@@ -43,7 +49,8 @@ class Shelf:
 
     def load(self) -> None:
         """The first time; a ValueError says what is wrong."""
-        self._put({name: load_served(path, name) for name, path in self.directories.items()})
+        found = self.directories.items()
+        self._put({name: load_served(path, name, self._retrieval) for name, path in found})
 
     def get(self, name: str | None) -> ServedModel | None:
         return self.now.get(self.default if name is None else name)
@@ -73,7 +80,7 @@ class Shelf:
                 loaded[name] = self.now[name]
                 continue
             try:
-                loaded[name] = load_served(path, name)
+                loaded[name] = load_served(path, name, self._retrieval)
             except ValueError as error:
                 self._refused = found
                 log.error("model refused", extra={"model": name, "reason": str(error)})

@@ -23,7 +23,9 @@ export function showWhy(side, id, history, influences, isCompared) {
 function explained(side, id, history, influences, isCompared) {
   const item = side.answer.items.find((each) => String(each.item) === id);
   const by = isCompared ? [" by ", nameElement(side.name)] : [];
-  const probability = element("strong", {}, probabilityText(item.probability));
+  // An index finds items without their probability; the explanation knows it.
+  const known = item.probability ?? side.explanation?.byItem.get(id)?.probability;
+  const probability = element("strong", {}, probabilityText(known));
   const chance = element("p", { class: "lead" }, probability, " likely to be next", ...by);
   if (side.answer.fallback || side.readsNothing) {
     const counts = "how often an item occurs is all that counts.";
