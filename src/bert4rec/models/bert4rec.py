@@ -14,7 +14,7 @@ from bert4rec.models.histories import last_items
 from bert4rec.models.layers import Asked, Block, ByteDropout
 from bert4rec.models.learned import Learned, initialise
 from bert4rec.models.onednn import without_onednn
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -66,9 +66,9 @@ class BERT4Rec(Learned):
         out: Tensor = self.head_norm(F.gelu(self.head(h)))
         return out
 
-    def output(self) -> Products:
+    def output(self) -> InBlocks:
         """E and b_o of Eq. 7: the item vectors, which are also the input's, and the bias."""
-        return Products(self.items.weight, self.output_bias)
+        return products(self.items, self.output_bias)
 
     def _embed(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         x = self.items(tokens)

@@ -25,7 +25,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, known_users
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -81,5 +81,5 @@ class Caser(Learned):
         out: Tensor = F.relu(self.mixed(self.dropout(torch.cat([*pooled, sums], dim=1))))
         return out
 
-    def output(self) -> Products:
-        return Products(self.output_items.weight, self.output_bias)
+    def output(self) -> InBlocks:
+        return products(self.output_items, self.output_bias)

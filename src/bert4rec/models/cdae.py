@@ -26,7 +26,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, known_users
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -65,5 +65,5 @@ class CDAE(Learned):
         out: Tensor = self.dropout(hidden).index_select(0, rows)
         return out
 
-    def output(self) -> Products:
-        return Products(self.output_items.weight, self.output_bias)
+    def output(self) -> InBlocks:
+        return products(self.output_items, self.output_bias)

@@ -21,7 +21,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, known_users
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -49,5 +49,5 @@ class FPMC(Learned):
         out: Tensor = self.dropout(torch.cat([likes, follows], dim=1))
         return out
 
-    def output(self) -> Products:
-        return Products(self.next_items.weight, self.no_bias)
+    def output(self) -> InBlocks:
+        return products(self.next_items, self.no_bias)

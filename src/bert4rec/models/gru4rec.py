@@ -21,7 +21,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import Size
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -56,9 +56,9 @@ class GRU4Rec(Learned):
         out: Tensor = self.dropout_states(states.flatten(0, 1).index_select(0, at))
         return out
 
-    def output(self) -> Products:
+    def output(self) -> InBlocks:
         table = self.items if self.output_items is None else self.output_items
-        return Products(table.weight, self.output_bias)
+        return products(table, self.output_bias)
 
 
 def recurrent_layers(dim: int, width: int, n_layers: int) -> nn.GRU:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from bert4rec.config import ModelConfig
 from bert4rec.data.pieces import FOR_TRAINING, Size
+from bert4rec.models.coded_table import coded_tables
 from bert4rec.models.histories import last_items
 from bert4rec.models.onednn import without_onednn
-from bert4rec.models.output import Output, Products
+from bert4rec.models.output import InBlocks, Output
+from bert4rec.models.table import Table
 
 TaskName = Literal["cloze", "next-item", "reconstruction"]
 
@@ -66,10 +68,20 @@ class Learned(nn.Module):
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+        """The model of these tensors; its item vectors may be codes, and then stay codes."""
         n_users = len(tensors["users.weight"]) if "users.weight" in tensors else 0
-        model = cls(n_items, config, n_users)
-        model.load_state_dict(tensors)
+        with torch.device("meta"):  # no numbers are made up only to be replaced
+            model = cls(n_items, config, n_users)
+        for name, table in coded_tables(tensors).items():
+            setattr(model, name, table)
+        model.load_state_dict(tensors, assign=True)
+        model.no_bias = torch.zeros(n_items)
         return model.eval()
+
+    def item_tables(self) -> dict[str, Table]:
+        """Every table with a row an item, by name."""
+        tables = ((name, part) for name, part in self.named_children() if isinstance(part, Table))
+        return {name: table for name, table in tables if name != "users"}
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in self.state_dict().items()}
@@ -77,7 +89,9 @@ class Learned(nn.Module):
     def item_vectors(self) -> Tensor | None:
         """(V, D) vectors whose directions say which items are alike, of models that have such."""
         output = self.output()
-        return output.weight[: self.n_items].detach() if isinstance(output, Products) else None
+        if not isinstance(output, InBlocks):
+            return None
+        return output.block(0, self.n_items)[0].detach()
 
     def _stop_training(self) -> None:
         """`eval()` for several threads: the parts come first, so that none sees it half done."""

@@ -17,7 +17,7 @@ from bert4rec.models.additive_attention import mixed_by_addition
 from bert4rec.models.gru4rec import recurrent_layers
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -48,5 +48,5 @@ class NARM(Learned):
         out: Tensor = self.decoder(self.dropout_output(torch.cat([last, local], -1)))
         return out
 
-    def output(self) -> Products:
-        return Products(self.items.weight, self.no_bias)
+    def output(self) -> InBlocks:
+        return products(self.items, self.no_bias)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bert4rec.config import ModelConfig
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned, initialise
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -52,8 +52,8 @@ class SASRec(Learned):
         out: Tensor = self.norm(x.flatten(0, 1).index_select(0, at))
         return out
 
-    def output(self) -> Products:
-        return Products(self.items.weight, self.no_bias)
+    def output(self) -> InBlocks:
+        return products(self.items, self.no_bias)
 
 
 class CausalBlock(nn.Module):

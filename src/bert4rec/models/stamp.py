@@ -16,7 +16,7 @@ from bert4rec.config import ModelConfig
 from bert4rec.models.additive_attention import mixed_by_addition
 from bert4rec.models.layers import ByteDropout
 from bert4rec.models.learned import Learned
-from bert4rec.models.output import Products
+from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 
@@ -52,5 +52,5 @@ class STAMP(Learned):
         attended = mixed_by_addition(question, self.of_item(x), self.v, x, at)  # m_a
         return torch.tanh(self.session(attended)) * torch.tanh(self.last(last))
 
-    def output(self) -> Products:
-        return Products(self.items.weight, self.no_bias)
+    def output(self) -> InBlocks:
+        return products(self.items, self.no_bias)

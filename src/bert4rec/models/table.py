@@ -42,3 +42,24 @@ class _AddInPlace(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         ctx.weight.grad.index_add_(0, ctx.tokens.flatten(), grad.flatten(0, -2))
         return None, None
+
+
+def entries_of(bias: Tensor, items: Tensor) -> Tensor:
+    """The same of a vector: one of a million numbers must not cost a gradient of a million."""
+    is_trained = torch.is_grad_enabled() and bias.requires_grad and bias.is_leaf
+    if not is_trained or bias.grad is None:
+        return bias[items]
+    numbers: Tensor = _AddEntriesInPlace.apply(bias, items)  # type: ignore[no-untyped-call]
+    return numbers
+
+
+class _AddEntriesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, items: Tensor) -> Tensor:
+        ctx.bias, ctx.items = bias, items
+        return bias[items]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.bias.grad.index_add_(0, ctx.items.flatten(), grad.flatten())
+        return None, None

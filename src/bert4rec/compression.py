@@ -1,0 +1,206 @@
+"""A smaller copy of a trained model, and what the smaller size cost in quality.
+
+The item vectors are coded after the training (`models/coded_table.py`). The loss is measured on the
+validation items, which both models are asked about in the same way, so that the choice between two
+codes never looks at the test items.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from bert4rec.data.sequences import Sequences
+from bert4rec.data.splits import Questions, Split
+from bert4rec.durable import MANIFEST, sha256
+from bert4rec.evaluation.compare import Comparison, compare
+from bert4rec.evaluation.evaluate import evaluate
+from bert4rec.models.coded_table import N_CENTROIDS, CodedTable, ProductTable, int8_table
+from bert4rec.models.learned import Learned
+from bert4rec.models.output import CodedProducts, Products
+from bert4rec.models.table import Table
+from bert4rec.pipeline import evaluate_questions, save_evaluation, split_of
+from bert4rec.recommender import Recommender
+
+if TYPE_CHECKING:
+    from bert4rec.evaluation.result import Evaluation
+
+Code = Literal["int8", "pq"]
+MEASURED = ("HR@10", "NDCG@10", "MRR")
+NUMBERS_PER_BYTE = 2  # of product quantisation; twice as many lose much more
+SAMPLE_SEED = 0
+
+
+@dataclass(frozen=True)
+class Compressed:
+    recommender: Recommender
+    validation: Comparison  # a is the model as it was, b the compressed one
+    test: Evaluation  # of the compressed one: what its metrics.json holds
+    n_bytes_before: int  # of model.safetensors
+    n_bytes: int
+
+
+def compress(
+    model: str | Path,
+    out: str | Path,
+    sequences: Sequences,
+    *,
+    code: Code = "int8",
+    numbers_per_byte: int = NUMBERS_PER_BYTE,
+    n_users: int | None = None,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Compressed:
+    """Write a whole model directory with coded item vectors, and measure what they cost.
+
+    `sequences` are the data of the training. `n_users` limits the questions, drawn at random; by
+    default everybody is asked.
+    """
+    model, out = Path(model), Path(out)
+    _check_directory(model, out, overwrite)
+    if n_users is not None and n_users < 1:
+        raise ValueError(f"n_users is {n_users}: ask one or more")
+    before = Recommender.load(model)
+    split = split_of(before, sequences)
+    after = with_coded_items(before, code, numbers_per_byte)
+    validation = _some(split.validation, n_users)
+    difference = _difference(before, after, validation, split, sequences, on_progress)
+    config = before.config
+    test = evaluate_questions(after.model, _some(split.test, n_users), split, config, on_progress)
+    after.about["compression"] |= {
+        "of": sha256(model / MANIFEST),
+        "validation": {
+            "n_users": difference.n_users,
+            "n_boot": difference.n_boot,
+            "seed": difference.seed,
+            "differences": [asdict(each) for each in difference.differences],
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
+    save_evaluation(test, sequences, out)
+    after.save(out)
+    sizes = ((each / "model.safetensors").stat().st_size for each in (model, out))
+    named = replace(difference, run_a=model, run_b=out)
+    return Compressed(after, named, test, *sizes)
+
+
+def with_coded_items(
+    recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE
+) -> Recommender:
+    """The same recommender with every table of item vectors coded; the given one stays as it is."""
+    if code not in get_args(Code):
+        raise ValueError(f"item vectors as {code!r}: choose one of {', '.join(get_args(Code))}")
+    model, config = recommender.model, recommender.config
+    output = model.output() if isinstance(model, Learned) else None
+    if isinstance(output, CodedProducts):
+        raise ValueError("this model is compressed already: compress the one that it was made of")
+    if not isinstance(model, Learned) or not isinstance(output, Products):
+        raise ValueError(
+            f"{config.model.name} cannot be compressed: its scores are not products with item "
+            "vectors that were trained; bert4rec, sasrec, gru4rec and most other models can"
+        )
+    tables = model.item_tables()
+    tensors = {name: tensor.clone() for name, tensor in model.state().items()}
+    facts: dict[str, Any] = {"item_vectors": code, "n_bytes_before": 0, "n_bytes": 0}
+    for name, table in tables.items():
+        coded = _coded(table, model.n_items, code, numbers_per_byte)
+        del tensors[f"{name}.weight"]
+        parts = {f"{name}.{part}": tensor for part, tensor in coded.state_dict().items()}
+        tensors |= parts
+        facts["n_bytes_before"] += table.weight.nbytes
+        facts["n_bytes"] += sum(tensor.nbytes for tensor in parts.values())
+    if code == "pq":
+        facts["numbers_per_byte"] = numbers_per_byte
+    small = type(model).restore(tensors, config.model, model.n_items)
+    about = recommender.about | {"compression": facts}
+    return Recommender(small, recommender.vocabulary, config, about)
+
+
+@torch.no_grad()
+def _coded(table: Table, n_items: int, code: Code, numbers_per_byte: int) -> CodedTable:
+    weight = table.weight.detach().cpu()
+    if code == "int8":
+        return int8_table(weight, n_items)
+    return _product_table(weight, n_items, numbers_per_byte)
+
+
+def _product_table(weight: torch.Tensor, n_items: int, numbers_per_byte: int) -> ProductTable:
+    """(≥V, D) vectors by faiss's k-means for each part of them; the rows behind V stay exact."""
+    dim = weight.shape[1]
+    if numbers_per_byte < 1 or dim % numbers_per_byte:
+        fitting = [n for n in range(1, dim + 1) if dim % n == 0]
+        raise ValueError(
+            f"numbers per byte is {numbers_per_byte}, and the item vectors are {dim} wide: "
+            f"choose one of {', '.join(map(str, fitting))}"
+        )
+    if n_items < N_CENTROIDS:
+        raise ValueError(
+            f"product quantisation needs {N_CENTROIDS} items or more, and the model has {n_items}: "
+            "use int8"
+        )
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        raise ValueError(
+            "product quantisation needs faiss: pip install 'bert4rec[scale]', or use int8"
+        ) from None
+    quantizer = faiss.ProductQuantizer(dim, dim // numbers_per_byte, 8)
+    quantizer.cp.min_points_per_centroid = 1  # few items are no reason for a line on stderr
+    items = weight[:n_items].contiguous().numpy()
+    quantizer.train(items)
+    codes = torch.from_numpy(quantizer.compute_codes(items))
+    centroids = torch.from_numpy(faiss.vector_to_array(quantizer.centroids))
+    shape = dim // numbers_per_byte, N_CENTROIDS, numbers_per_byte
+    return ProductTable(codes, centroids.view(shape), weight[n_items:].clone())
+
+
+def _difference(
+    before: Recommender,
+    after: Recommender,
+    questions: Questions,
+    split: Split,
+    sequences: Sequences,
+    on_progress: Callable[[int, int], None] | None,
+) -> Comparison:
+    """after - before on the same questions, paired, over all items."""
+    settings = before.config.evaluation
+    with tempfile.TemporaryDirectory() as folder:
+        places = Path(folder) / "before", Path(folder) / "after"
+        for recommender, place in zip((before, after), places, strict=True):
+            evaluation = evaluate(
+                recommender.model,
+                questions,
+                train_counts=split.train_counts,
+                exclude_seen=settings.exclude_seen,
+                protocols=("full",),
+                seed=settings.seed,
+                bootstrap=0,
+                n_workers=before.config.training.workers,
+                progress=on_progress,
+            )
+            save_evaluation(evaluation, sequences, place)
+        return compare(*places, MEASURED)
+
+
+def _some(questions: Questions, n: int | None) -> Questions:
+    return questions if n is None else questions.sample(n, SAMPLE_SEED)
+
+
+def _check_directory(model: Path, out: Path, overwrite: bool) -> None:
+    if out.resolve() == model.resolve():
+        raise ValueError(f"--out is {out}, the model itself: name another directory")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"{out} is a file: name a directory")
+    is_model = (out / MANIFEST).exists()
+    if is_model and not overwrite:
+        raise ValueError(f"{out} holds a model: name another directory, or pass --overwrite")
+    if not is_model and any(out.iterdir()):
+        raise ValueError(f"{out} holds something else than a model: name another directory")

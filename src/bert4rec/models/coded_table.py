@@ -1,0 +1,164 @@
+"""Item vectors kept as small codes: what a large catalogue takes of the memory, cut to a part.
+
+A table is decoded a few rows or a block of rows at a time, never as a whole. It is for answering
+only: codes have no gradient. The rows behind those of the items (PAD, MASK) stay exact, since every
+question reads them and they cost nothing.
+
+Shapes: V items, S rows behind them, D width, M vectors, C codes an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BLOCK = 4096  # rows decoded at a time: they stay in a core's cache until they are multiplied
+FEWEST_COLUMNS = 16  # torch sums up narrower rows one number at a time
+N_CENTROIDS = 256  # what one byte can name
+
+
+class CodedTable(nn.Module):
+    """All that a model and its output ask of coded item vectors."""
+
+    codes: Tensor  # (V, D) or (V, C)
+    special: Tensor  # (S, D)
+
+    def __init__(self, codes: Tensor, special: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("codes", codes)
+        self.register_buffer("special", special)
+        self.training = False
+
+    @property
+    def n_items(self) -> int:
+        return len(self.codes)
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.special.shape[1]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Any shape of tokens → (…, D)"""
+        flat = tokens.flatten()
+        vectors = self.rows(flat.clamp(max=self.n_items - 1))
+        if len(self.special):
+            behind = flat - self.n_items
+            special = self.special.index_select(0, behind.clamp(min=0))
+            vectors = torch.where((behind >= 0)[:, None], special, vectors)
+        return vectors.view(*tokens.shape, self.embedding_dim)
+
+    def rows(self, items: Tensor) -> Tensor:
+        """(n,) items → (n, D)"""
+        raise NotImplementedError
+
+    def block(self, first: int, last: int) -> Tensor:
+        """(last - first, D) vectors of successive items."""
+        raise NotImplementedError
+
+    def products(self, h: Tensor, first: int, last: int) -> Tensor:
+        """(M, D) → (M, last - first), in little more memory than that of the result."""
+        raise NotImplementedError
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            raise ValueError(
+                "the item vectors of this model are compressed and cannot be trained: train the "
+                "model that it was made of, and compress the result"
+            )
+        return super().train(mode)
+
+
+class Int8Table(CodedTable):
+    """A byte a number: row i is scales_i · codes_i, with codes from -127 to 127."""
+
+    scales: Tensor  # (V,)
+
+    def __init__(self, codes: Tensor, scales: Tensor, special: Tensor) -> None:
+        super().__init__(codes, special)
+        self.register_buffer("scales", scales)
+
+    def rows(self, items: Tensor) -> Tensor:
+        scales = self.scales.index_select(0, items)
+        return self.codes.index_select(0, items).to(scales.dtype).mul_(scales[:, None])
+
+    def block(self, first: int, last: int) -> Tensor:
+        scales = self.scales[first:last, None]
+        return self.codes[first:last].to(scales.dtype).mul_(scales)
+
+    def products(self, h: Tensor, first: int, last: int) -> Tensor:
+        out = h.new_empty(len(h), last - first)
+        memory = h.new_empty(min(BLOCK, last - first), self.embedding_dim)
+        for part, codes in zip(
+            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
+        ):
+            torch.mm(h, memory[: len(codes)].copy_(codes).T, out=part)
+        return out.mul_(self.scales[first:last])
+
+
+class ProductTable(CodedTable):
+    """Product quantisation: a byte for each part of a vector names one of 256 centroids."""
+
+    centroids: Tensor  # (C, 256, D / C)
+    first_row: Tensor  # (C,) of each part's centroids, in a list of them all
+
+    def __init__(self, codes: Tensor, centroids: Tensor, special: Tensor) -> None:
+        super().__init__(codes, special)
+        self.register_buffer("centroids", centroids)
+        first_row = torch.arange(0, codes.shape[1] * N_CENTROIDS, N_CENTROIDS, dtype=torch.int32)
+        self.register_buffer("first_row", first_row, persistent=False)
+
+    def rows(self, items: Tensor) -> Tensor:
+        return self._decoded(self.codes.index_select(0, items))
+
+    def block(self, first: int, last: int) -> Tensor:
+        return self._decoded(self.codes[first:last])
+
+    def _decoded(self, codes: Tensor) -> Tensor:  # (n, C) → (n, D)
+        parts = self.centroids.flatten(0, 1).index_select(0, self._places(codes).flatten())
+        return parts.view(len(codes), self.embedding_dim)
+
+    def _places(self, codes: Tensor) -> Tensor:
+        return codes.int() + self.first_row
+
+    def products(self, h: Tensor, first: int, last: int) -> Tensor:
+        """Each vector is multiplied with the centroids, once; an item's score is C sums of them."""
+        n_parts, _, width = self.centroids.shape
+        wide = F.pad(h, (0, 0, 0, max(0, FEWEST_COLUMNS - len(h))))
+        parts = wide.view(len(wide), n_parts, width).permute(1, 2, 0)  # (C, D / C, M)
+        of_centroids = (self.centroids @ parts).flatten(0, 1)  # (C · 256, M)
+        out = h.new_empty(len(h), last - first)
+        for part, codes in zip(
+            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
+        ):
+            sums = F.embedding_bag(self._places(codes), of_centroids, mode="sum")  # (block, M)
+            part.copy_(sums[:, : len(h)].T)
+        return out
+
+
+def int8_table(weight: Tensor, n_items: int) -> Int8Table:
+    """(≥V, D) vectors, each divided by its own largest number; the rows behind V stay exact."""
+    items = weight[:n_items]
+    codes = torch.empty(items.shape, dtype=torch.int8)
+    scales = items.new_empty(n_items)
+    for first in range(0, n_items, BLOCK):
+        block = slice(first, first + BLOCK)
+        scales[block] = items[block].abs().amax(1) / 127
+        unit = scales[block].clamp(min=torch.finfo(items.dtype).tiny)[:, None]
+        codes[block] = (items[block] / unit).round_()
+    return Int8Table(codes, scales, weight[n_items:].clone())
+
+
+def coded_tables(tensors: Mapping[str, Tensor]) -> dict[str, CodedTable]:
+    """The coded tables among saved tensors, by the names that they have in their model."""
+    tables: dict[str, CodedTable] = {}
+    for name in (key.removesuffix(".codes") for key in tensors if key.endswith(".codes")):
+        codes, special = tensors[f"{name}.codes"], tensors[f"{name}.special"]
+        if f"{name}.scales" in tensors:
+            tables[name] = Int8Table(codes, tensors[f"{name}.scales"], special)
+        else:
+            tables[name] = ProductTable(codes, tensors[f"{name}.centroids"], special)
+    return tables

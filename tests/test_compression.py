@@ -1,0 +1,273 @@
+"""Smaller copies of models: close to the original, complete, measured; and never trained."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+import torch
+import typer
+from toys import quiet, random_histories, sequences_of, small_config
+from typer.testing import CliRunner
+
+from bert4rec.batch import recommend_users
+from bert4rec.cli import compress as verb
+from bert4rec.compression import compress, with_coded_items
+from bert4rec.config import load_config
+from bert4rec.data.database import read_parquet
+from bert4rec.data.sequences import Sequences
+from bert4rec.evaluation.compare import compare
+from bert4rec.models import LEARNED
+from bert4rec.models.coded_table import (
+    BLOCK,
+    N_CENTROIDS,
+    CodedTable,
+    Int8Table,
+    ProductTable,
+    int8_table,
+)
+from bert4rec.models.learned import Learned
+from bert4rec.models.output import CodedProducts, Products, products
+from bert4rec.models.table import Table
+from bert4rec.pipeline import train_recommender
+from bert4rec.recommender import Recommender
+
+N_ITEMS, DIM = 300, 16
+HISTORIES = [[1], [4, 5, 6], list(range(20)), [7, 7, 8, 7], [299, 3]]
+IN_PRODUCTS = [name for name in LEARNED if name != "neumf"]
+
+
+def random_recommender(name: str) -> Recommender:
+    """A model with random weights, large enough to give clearly different scores."""
+    torch.manual_seed(0)
+    small = ["model.dim=16", "model.heads=1", "model.hidden=none", "model.max_len=12"]
+    config = load_config(name, None, small)
+    model = LEARNED[name](N_ITEMS, config.model, 5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    vocabulary = sequences_of([list(range(N_ITEMS))], N_ITEMS).vocabulary
+    return Recommender(model, vocabulary, config, {"data": {"fingerprint": "none"}})
+
+
+def scores(recommender: Recommender) -> torch.Tensor:
+    longest = max(map(len, HISTORIES))
+    rows = [history + [N_ITEMS] * (longest - len(history)) for history in HISTORIES]
+    return recommender.model.score(torch.arange(len(rows)), torch.tensor(rows))
+
+
+@cache
+def trained() -> tuple[Path, Sequences]:
+    sequences = random_histories(0, n_users=60, n_items=N_ITEMS)
+    out = Path(mkdtemp()) / "model"
+    settings = small_config("training.epochs=1", "second_stage.epochs=1")
+    train_recommender(sequences, settings, out, baselines=False, console=quiet())
+    return out, sequences
+
+
+@cache
+def compressed() -> Path:
+    model, sequences = trained()
+    compress(model, model.with_name("small"), sequences)
+    return model.with_name("small")
+
+
+def random_table(code: str, n_items: int, n_special: int) -> CodedTable:
+    generator = torch.Generator().manual_seed(0)
+    if code == "int8":
+        return int8_table(torch.randn(n_items + n_special, DIM, generator=generator), n_items)
+    codes = torch.randint(0, N_CENTROIDS, (n_items, 4), generator=generator).to(torch.uint8)
+    centroids = torch.randn(4, N_CENTROIDS, DIM // 4, generator=generator)
+    return ProductTable(codes, centroids, torch.randn(n_special, DIM, generator=generator))
+
+
+@pytest.mark.parametrize("code", ["int8", "pq"])
+@pytest.mark.parametrize("n_items", [300, 2 * BLOCK, 2 * BLOCK + 7])
+@pytest.mark.parametrize("n_vectors", [1, 40])
+def test_a_coded_output_scores_as_the_plain_one_of_its_decoded_vectors(
+    code: str, n_items: int, n_vectors: int
+) -> None:
+    table = random_table(code, n_items, 2)
+    bias, h = torch.randn(n_items), torch.randn(n_vectors, DIM)
+    plain = Products(table.block(0, n_items), bias)
+    coded = products(table, bias)
+    assert isinstance(coded, CodedProducts)
+    assert coded.n_items == n_items
+    everything = coded.all_scores(h)
+    torch.testing.assert_close(everything, plain.all_scores(h), atol=1e-4, rtol=1e-4)
+    weight, some_bias = coded.block(100, 250)
+    torch.testing.assert_close(
+        h @ weight.T + some_bias, everything[:, 100:250], atol=1e-4, rtol=1e-4
+    )
+    for output in (coded, plain):
+        some = output.block_scores(h, 100, n_items)
+        torch.testing.assert_close(some, everything[:, 100:], atol=1e-4, rtol=1e-4)
+    for items in (torch.tensor([[3, 299, 3]]), torch.randint(0, n_items, (n_vectors, 5))):
+        torch.testing.assert_close(coded.scores(h, items), plain.scores(h, items))
+    tokens = torch.tensor([[0, n_items - 1], [n_items, n_items + 1]])
+    torch.testing.assert_close(table(tokens)[0], plain.weight[[0, -1]])
+    assert torch.equal(table(tokens)[1], table.special)
+
+
+def test_blocks_of_a_plain_output_are_its_rows() -> None:
+    table, bias = Table(9, DIM), torch.randn(7)
+    output = products(table, bias)
+    assert isinstance(output, Products)
+    assert output.weight is table.weight  # the parameter itself: a loss adds to its gradient
+    weight, some_bias = output.block(2, 5)
+    assert torch.equal(weight, table.weight[2:5])
+    assert torch.equal(some_bias, bias[2:5])
+
+
+def test_int8_is_off_by_half_a_step_at_most_and_keeps_zeros_and_special_rows() -> None:
+    weight = torch.randn(50, DIM) * torch.logspace(-6, 6, 50)[:, None]
+    weight[7] = 0
+    table = int8_table(weight, 48)
+    error = (table.block(0, 48) - weight[:48]).abs().amax(1)
+    assert bool((error <= weight[:48].abs().amax(1) / 127 * 0.5001).all())
+    assert torch.equal(table.block(7, 8), torch.zeros(1, DIM))
+    assert torch.equal(table.special, weight[48:])
+
+
+def test_product_quantisation_finds_vectors_that_are_made_of_few_parts() -> None:
+    """With 256 different parts at most, next to nothing is lost."""
+    recommender = random_recommender("sasrec")
+    model = recommender.model
+    assert isinstance(model, Learned)
+    with torch.no_grad():
+        parts = torch.randn(40, DIM)
+        model.item_tables()["items"].weight[:N_ITEMS] = parts[torch.arange(N_ITEMS) % 40]
+    coded = with_coded_items(recommender, "pq", 4)
+    # faiss moves superfluous centroids by a thousandth
+    torch.testing.assert_close(scores(coded), scores(recommender), atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("name", IN_PRODUCTS)
+@pytest.mark.parametrize("code", ["int8", "pq"])
+def test_every_model_with_item_vectors_is_saved_smaller_and_answers(
+    name: str, code: str, tmp_path: Path
+) -> None:
+    recommender = random_recommender(name)
+    before = scores(recommender)
+    coded = with_coded_items(recommender, code, 2)  # type: ignore[arg-type]
+    after = scores(coded)
+    assert torch.equal(scores(recommender), before)  # the original is left alone
+    likeness = np.corrcoef(before.flatten().numpy(), after.flatten().numpy())[0, 1]
+    assert likeness > 0.99
+    assert not torch.equal(before, after)
+    coded.save(tmp_path / "coded")
+    loaded = Recommender.load(tmp_path / "coded")
+    torch.testing.assert_close(scores(loaded), after)
+    assert isinstance(loaded.model, Learned)
+    assert not loaded.model.item_tables()  # in memory, too, there are only codes
+    tables = [part for part in loaded.model.modules() if isinstance(part, CodedTable)]
+    assert all(isinstance(t, Int8Table if code == "int8" else ProductTable) for t in tables)
+    assert not any(tensor.is_meta for tensor in loaded.model.state().values())
+    if code == "int8":
+        assert coded.about["compression"]["n_bytes"] < coded.about["compression"]["n_bytes_before"]
+
+
+def test_a_compressed_model_answers_everything_that_a_model_is_asked(tmp_path: Path) -> None:
+    model, sequences = trained()
+    small, large = Recommender.load(compressed()), Recommender.load(model)
+    history = ["item-1", "item-2", "item-3"]
+    found = small.recommend(history, 5, allow=[f"item-{i}" for i in range(2, 9)], block=["item-8"])
+    assert {each.item for each in found} == {f"item-{i}" for i in range(4, 8)}
+    many = list(small.recommend_many([history, ["item-9"]], 3))
+    assert [each.item for each in many[0]] == [each.item for each in small.recommend(history, 3)]
+    alike, exactly = small.similar("item-1", 299), large.similar("item-1", 299)
+    cosines = {each.item: each.score for each in exactly}
+    assert all(abs(each.score - cosines[each.item]) < 0.02 for each in alike)
+    explained = small.explain(history, "item-5")
+    assert [each.item for each in explained.influences] == history
+    assert explained.attention is not None
+    n_rows = recommend_users(small, sequences, tmp_path / "all.parquet", k=3)
+    assert n_rows == 3 * sequences.n_users
+
+
+def test_the_loss_of_quality_is_paired_on_the_validation_items_and_kept(tmp_path: Path) -> None:
+    model, sequences = trained()
+    made = compress(model, tmp_path / "small", sequences, code="pq", numbers_per_byte=4)
+    kept = json.loads((tmp_path / "small" / "about.json").read_text())["compression"]
+    assert kept["item_vectors"] == "pq"
+    assert kept["numbers_per_byte"] == 4
+    rows = {each["metric"]: each for each in kept["validation"]["differences"]}
+    assert set(rows) == {"HR@10", "NDCG@10", "MRR"}
+    for each in made.validation.differences:
+        assert rows[each.metric]["difference"] == pytest.approx(each.b - each.a)
+        assert each.low <= each.difference <= each.high
+    n_asked = int((np.diff(sequences.offsets) >= 3).sum())
+    assert kept["validation"]["n_users"] == n_asked
+    # Its metrics are its own, of the same test questions: the two runs can be compared.
+    assert compare(model, tmp_path / "small").n_users == n_asked
+    assert made.n_bytes == (tmp_path / "small" / "model.safetensors").stat().st_size
+    fewer = compress(model, tmp_path / "small", sequences, n_users=10, overwrite=True)
+    assert fewer.validation.n_users == 10
+    assert len(read_parquet(tmp_path / "small" / "per_user.parquet")["user"]) == 10
+
+
+def test_a_compressed_model_is_neither_trained_nor_compressed_again(tmp_path: Path) -> None:
+    _, sequences = trained()
+    small = Recommender.load(compressed()).model
+    assert isinstance(small, Learned)
+    with pytest.raises(ValueError, match=r"compressed and cannot be trained"):
+        small.train()
+    with pytest.raises(ValueError, match=r"compressed already"):
+        compress(compressed(), tmp_path / "smaller", sequences)
+    settings = small_config("training.epochs=1")
+    with pytest.raises(ValueError, match=r"holds a finished model"):
+        train_recommender(sequences, settings, compressed(), resume=True, console=quiet())
+
+
+def test_wrong_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model, sequences = trained()
+    other = tmp_path / "notes"
+    other.mkdir()
+    (other / "mine.txt").write_text("keep me")
+    with pytest.raises(ValueError, match=r"the model itself"):
+        compress(model, model, sequences, overwrite=True)
+    with pytest.raises(ValueError, match=r"something else than a model"):
+        compress(model, other, sequences, overwrite=True)
+    with pytest.raises(ValueError, match=r"numbers per byte is 3.*16 wide: choose one of 1, 2, 4"):
+        compress(model, tmp_path / "new", sequences, code="pq", numbers_per_byte=3)
+    with pytest.raises(ValueError, match=r"'int4': choose one of int8, pq"):
+        compress(model, tmp_path / "new", sequences, code="int4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"not the data that the model was trained on"):
+        compress(model, tmp_path / "new", random_histories(1, n_items=N_ITEMS))
+    with pytest.raises(ValueError, match=r"n_users is 0"):
+        compress(model, tmp_path / "new", sequences, n_users=0)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match=r"pass --overwrite"):
+        compress(model, compressed(), sequences)
+
+
+def test_models_without_item_vectors_are_refused_by_name() -> None:
+    neumf = random_recommender("neumf")
+    for recommender in (neumf, neumf.by_popularity()):
+        name = recommender.config.model.name
+        with pytest.raises(ValueError, match=rf"{name} cannot be compressed"):
+            with_coded_items(recommender)
+
+
+def test_product_quantisation_of_few_items_says_what_to_do() -> None:
+    sequences = random_histories(0)
+    config = small_config()
+    model = LEARNED["bert4rec"](30, config.model)
+    few = Recommender(model, sequences.vocabulary, config, {})
+    with pytest.raises(ValueError, match=r"needs 256 items or more.*has 30: use int8"):
+        with_coded_items(few, "pq")
+
+
+def test_the_verb_prints_the_difference(tmp_path: Path) -> None:
+    model, sequences = trained()
+    sequences.save(tmp_path / "data")
+    app = typer.Typer()
+    app.callback()(lambda: None)  # more than one verb, as in the program
+    verb.add_to(app)
+    words = ["compress", str(model), "--out", str(tmp_path / "small"), "--data"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "data")])
+    assert done.exit_code == 0, done.output
+    assert "NDCG@10" in done.output
+    assert "Item vectors: 0.02 MB before, 0.01 MB now" in done.output
