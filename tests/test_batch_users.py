@@ -7,8 +7,7 @@ import pytest
 import torch
 from toys import random_histories, sequences_of, small_config
 
-from bert4rec import batch
-from bert4rec.batch import recommend_users
+from bert4rec.batch import recommend_users, rows
 from bert4rec.data.sequences import Sequences
 from bert4rec.models import Model
 from bert4rec.models.bpr_mf import BPRMF
@@ -24,7 +23,7 @@ OTHERS = random_histories(6, n_users=N_USERS, n_items=N_ITEMS)
 @pytest.fixture(autouse=True)
 def some_users_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the first user of a chunk is not always the first of all."""
-    monkeypatch.setattr(batch, "CHUNK", 7)
+    monkeypatch.setattr(rows, "CHUNK", 7)
 
 
 def recommender_of(name: str) -> Recommender:

@@ -71,9 +71,11 @@ def _untyped_ray() -> Any:
 
 
 def keep_ray_quiet() -> None:
-    """What Ray would tell its makers, and what it would tell us on every start."""
+    """Before Ray starts: what it would tell its makers, and us on every start; and its priority."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Its workers would give way to everything else (nice 15): on a busy machine they never start.
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def _quietly() -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""Recommendations for many users as a directory of Parquet files, by one or many workers.
+
+Every user is in exactly one part, and a part appears whole. What stops in the middle goes on from
+the parts that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from bert4rec.batch.parts import Job, PartWriter, finished_parts, part_path, remove_leftovers
+from bert4rec.batch.plan import COMPLETE, PLAN, check_same, make_plan, read_plan, write_plan
+from bert4rec.batch.pool import run_in_processes
+from bert4rec.batch.rows import Asked, UserRows
+from bert4rec.batch.stopping import stopped_by_signals
+from bert4rec.cluster import check_has_ray
+from bert4rec.data.sequences import Sequences
+from bert4rec.durable import LOCK, alone_in, write_file
+from bert4rec.recommender import Recommender, Retrieval
+
+USERS = "_users"  # where a caller may prepare a table of users, beside the parts made of it
+Launcher = Literal["local", "ray"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    n_users: int
+    n_rows: int
+    n_parts: int
+    n_parts_before: int  # that were there already
+
+
+def recommend_in_parts(
+    model: str | Path,
+    sequences: Sequences,
+    out: str | Path,
+    *,
+    k: int = 10,
+    exclude_seen: bool = True,
+    allow: Iterable[object] | None = None,
+    block: Iterable[object] | None = None,
+    retrieval: Retrieval = "auto",
+    n_parts: int | None = None,
+    n_workers: int | None = None,
+    launcher: Launcher = "local",
+    ray_address: str | None = None,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Scored:
+    """Files `part-00000.parquet` … in `out`, users in the order of the data; then `_SUCCESS`.
+
+    `launcher` is `local`: by itself, or from 2 on as processes of this machine; or `ray`: actors of
+    a Ray cluster (see `cluster.connect`), which must see the same files under the same names.
+    Called again with the same settings it computes only the parts that are missing.
+    """
+    model, out = Path(model), Path(out)
+    check_directory(out)
+    _check_workers(n_workers, sequences)
+    if launcher == "ray":
+        check_has_ray()
+    allow = None if allow is None else list(allow)
+    block = None if block is None else list(block)
+    asked = Asked(k, exclude_seen, allow, block, retrieval)
+    _check_fits(model, sequences, asked)
+    report = on_progress or (lambda n_done, n_users: None)
+    with alone_in(out) as lock:
+        before = None if overwrite else read_plan(out)
+        known_parts = None if before is None else before.n_parts
+        plan = make_plan(model, sequences, asked, n_parts=n_parts, known_parts=known_parts)
+        if before is not None:
+            check_same(out, before, plan)
+        assert sequences.directory is not None
+        job = Job(plan, model.resolve(), sequences.directory, out.resolve())
+
+        def run(missing: list[int]) -> None:
+            _run(job, missing, n_workers, launcher, ray_address, lock, report, say or _say_nothing)
+
+        return _complete(job, run, report, is_new=before is None)
+
+
+def check_directory(out: Path) -> None:
+    """A ValueError if there is something at `out` that is not ours to write to."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, not a directory: choose another name")
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{out}: the folder {out.parent} does not exist")
+    if out.is_dir() and not (out / PLAN).exists():
+        for path in out.iterdir():
+            if path.name not in (LOCK, USERS) and not path.name.startswith(".preparing-"):
+                raise ValueError(
+                    f"{out} holds other files, such as {path.name}: choose an empty directory or "
+                    "a new name"
+                )
+
+
+def _check_workers(n_workers: int | None, sequences: Sequences) -> None:
+    if n_workers is not None and not 1 <= n_workers <= sequences.n_users:
+        raise ValueError(
+            f"workers is {n_workers} and there are {sequences.n_users:,} users: choose 1 to "
+            f"{sequences.n_users:,}"
+        )
+    if sequences.directory is None:
+        raise ValueError("sequences are not on disk, where workers read them: save and load them")
+
+
+def _check_fits(model: Path, sequences: Sequences, asked: Asked) -> None:
+    """What every worker would stumble over, found before there is one."""
+    rows = UserRows(Recommender.load(model, asked.retrieval), sequences, asked)
+    if not rows.knows_some_item:
+        raise ValueError(
+            f"{model} knows none of the {sequences.n_items:,} items of the data in "
+            f"{sequences.directory}: this is the data of another model"
+        )
+
+
+def _complete(
+    job: Job, run: Callable[[list[int]], None], report: Callable[[int, int], None], *, is_new: bool
+) -> Scored:
+    """Compute what is missing, and look with our own eyes before we say that all is there."""
+    plan, out = job.plan, job.out
+    if is_new:
+        _remove_all(out)
+        write_plan(out, plan)
+    remove_leftovers(out)
+    there = finished_parts(out, plan, range(plan.n_parts))
+    missing = [part for part in range(plan.n_parts) if part not in there]
+    if missing:
+        (out / COMPLETE).unlink(missing_ok=True)
+        report(plan.n_users - sum(map(plan.n_users_of, missing)), plan.n_users)
+        try:
+            run(missing)
+        finally:
+            remove_leftovers(out)
+    n_rows = there | finished_parts(out, plan, missing)
+    for part in range(plan.n_parts):
+        if part not in n_rows:
+            raise ValueError(f"{part_path(out, part)} is gone: is something else at work there?")
+    if not (out / COMPLETE).exists():
+        write_file(out / COMPLETE, "")
+    return Scored(plan.n_users, sum(n_rows.values()), plan.n_parts, len(there))
+
+
+def _run(
+    job: Job,
+    missing: list[int],
+    n_workers: int | None,
+    launcher: Launcher,
+    ray_address: str | None,
+    lock: int,
+    report: Callable[[int, int], None],
+    say: Callable[[str], None],
+) -> None:
+    n_there, n_users = job.plan.n_parts - len(missing), job.plan.n_users
+    if n_there:
+        say(f"{n_there:,} of {job.plan.n_parts:,} parts are there already")
+
+    def on_progress(n_done: int) -> None:
+        report(n_done, n_users)
+
+    if launcher == "ray":
+        from bert4rec.batch.on_ray import run_on_ray
+
+        run_on_ray(job, missing, ray_address, n_workers=n_workers, on_progress=on_progress)
+        return
+    with stopped_by_signals():
+        if n_workers is None or n_workers == 1:
+            _run_here(job, missing, on_progress)
+            return
+        import torch
+
+        run_in_processes(
+            job,
+            missing,
+            n_workers=n_workers,
+            n_cores=torch.get_num_threads(),
+            lock=lock,
+            on_progress=on_progress,
+            say=say,
+        )
+
+
+def _run_here(job: Job, missing: list[int], on_progress: Callable[[int], None]) -> None:
+    writer = PartWriter(job)
+    n_before = job.plan.n_users - sum(map(job.plan.n_users_of, missing))
+
+    def on_part_progress(n_done: int) -> None:
+        on_progress(n_before + n_done)
+
+    for part in missing:
+        writer.write(part, on_part_progress)
+        n_before += job.plan.n_users_of(part)
+
+
+def _remove_all(out: Path) -> None:
+    """The marker first: a directory that says that it is complete is so at any moment."""
+    for path in (out / COMPLETE, out / PLAN, *out.glob("part-*.parquet")):
+        path.unlink(missing_ok=True)
+
+
+def _say_nothing(message: str) -> None:
+    pass

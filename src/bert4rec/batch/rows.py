@@ -1,0 +1,128 @@
+"""One row a recommendation: the table that every way of batch scoring writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from bert4rec.data.database import as_column, connect, quoted
+from bert4rec.data.sequences import Sequences, Vocabulary
+from bert4rec.data.splits import Spans
+from bert4rec.ranking import HISTORIES_AT_ONCE, Ranking
+from bert4rec.recommender import Recommender, Retrieval
+
+CHUNK = HISTORIES_AT_ONCE  # users held in memory at a time
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for every user alike."""
+
+    k: int = 10
+    exclude_seen: bool = True
+    allow: Sequence[object] | None = None
+    block: Sequence[object] | None = None
+    retrieval: Retrieval = "auto"
+
+
+class UserRows:
+    """The recommendations for the users of `sequences`, a range of them at a time."""
+
+    def __init__(self, recommender: Recommender, sequences: Sequences, asked: Asked) -> None:
+        self.recommender, self.sequences, self.asked = recommender, sequences, asked
+        self._excluded = recommender.excluded(asked.allow, asked.block)
+        self._token_of = _tokens(sequences.vocabulary, recommender.vocabulary)
+        # Users of the data that the model was trained on are in the same rows, others are strangers
+        self._is_known = sequences.fingerprint == recommender.about["data"]["fingerprint"]
+        # Nothing is computed: this only refuses a bad k, and strangers where they cannot be served.
+        recommender.rank(self._histories(0, min(1, sequences.n_users)), asked.k)
+
+    @property
+    def knows_some_item(self) -> bool:
+        return bool((self._token_of >= 0).any())
+
+    @property
+    def table(self) -> str:
+        """The statement that makes an empty table of them."""
+        user = "BIGINT" if self.sequences.user_id_type == "int" else "VARCHAR"
+        item = "BIGINT" if self.recommender.vocabulary.id_type == "int" else "VARCHAR"
+        return (
+            f'CREATE OR REPLACE TABLE rows ("user" {user}, "rank" INTEGER, item {item}, '
+            "score FLOAT, probability FLOAT, title VARCHAR, is_fallback BOOLEAN)"
+        )
+
+    def of(self, first: int, last: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """(users so far, columns) for the users of rows `first` to `last`, some at a time."""
+        for start in range(first, last, CHUNK):
+            end = min(start + CHUNK, last)
+            histories = self._histories(start, end)
+            users = as_column(self._user_ids(start, end))
+            rankings = self.recommender.rank(
+                histories,
+                self.asked.k,
+                exclude_seen=self.asked.exclude_seen,
+                excluded=self._excluded,
+            )
+            done = 0
+            for ranking in rankings:
+                rows = slice(done, done + len(ranking.n_found))
+                is_fallback = histories.lengths[rows] == 0
+                done = rows.stop
+                columns = _columns(users[rows], ranking, is_fallback, self.recommender.vocabulary)
+                yield start + done - first, columns
+
+    def _user_ids(self, first: int, last: int) -> list[str] | list[int]:
+        """Raw ids of some rows, without reading those of all others into memory."""
+        directory = self.sequences.directory
+        if directory is None or "user_ids" in vars(self.sequences):
+            return self.sequences.user_ids[first:last]
+        found = self._database.execute(
+            f'SELECT "user" FROM read_parquet({quoted(directory / "users.parquet")}) '
+            f"WHERE row >= {first} AND row < {last} ORDER BY row"
+        ).fetchall()
+        assert len(found) == last - first
+        is_int = self.sequences.user_id_type == "int"
+        return [int(user) for (user,) in found] if is_int else [user for (user,) in found]
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        return connect()
+
+    def _histories(self, first: int, last: int) -> Spans:
+        """In the model's tokens; what it does not know is left out."""
+        rows = np.arange(first, last) if self._is_known else np.full(last - first, -1)
+        offsets = self.sequences.offsets[first : last + 1]
+        tokens = self._token_of[self.sequences.tokens[offsets[0] : offsets[-1]]]
+        n_before = np.concatenate([[0], np.cumsum(tokens >= 0)])
+        offsets = n_before[offsets - offsets[0]]
+        return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], rows)
+
+
+def _columns(
+    users: NDArray[Any], ranking: Ranking, is_fallback: NDArray[np.bool_], vocabulary: Vocabulary
+) -> dict[str, NDArray[Any]]:
+    places = np.arange(ranking.items.shape[1])[None]
+    is_found = places < ranking.n_found[:, None]
+    owners = np.repeat(np.arange(len(users)), ranking.n_found)
+    items = ranking.items[is_found].tolist()
+    return {
+        "user": users[owners],
+        "rank": np.broadcast_to(places + 1, is_found.shape)[is_found],
+        "item": as_column([vocabulary.raw(token) for token in items]),
+        "score": ranking.scores[is_found],
+        "probability": ranking.probabilities[is_found],
+        "title": as_column([vocabulary.title(token) for token in items]),
+        "is_fallback": is_fallback[owners],
+    }
+
+
+def _tokens(theirs: Vocabulary, ours: Vocabulary) -> NDArray[np.int32]:
+    """Our token of each of their items, -1 where we do not know it."""
+    known = [ours.token(raw) for raw in theirs.ids]
+    return np.array([-1 if token is None else token for token in known], dtype=np.int32)

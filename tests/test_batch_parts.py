@@ -1,0 +1,287 @@
+"""Scoring in parts: every user once, the same rows, whatever dies on the way."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from scored import Row, Saved, in_one_file, rows_of, save
+from typer.testing import CliRunner
+
+from bert4rec.batch import recommend_in_parts
+from bert4rec.batch.plan import default_parts
+from bert4rec.cli import app
+from bert4rec.recommender import Recommender
+
+N_USERS = 1200
+MANY = 80  # parts, so that there is time to kill somebody in the middle
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return save(tmp_path_factory.mktemp("saved"), N_USERS)
+
+
+@pytest.fixture(scope="module")
+def expected(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    return in_one_file(saved, tmp_path_factory.mktemp("expected"))
+
+
+def assert_same(found: list[Row], expected: list[Row]) -> None:
+    """Scores may differ in the last bit, as others are in the same matrix product."""
+    assert len(found) == len(expected)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine[:3] + mine[5:] == other[:3] + other[5:]
+        assert mine[3:5] == pytest.approx(other[3:5], rel=1e-4, abs=1e-4)
+
+
+def names_in(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir()}
+
+
+def wait_until(condition: object, seconds: float = 60) -> None:
+    give_up = time.monotonic() + seconds
+    assert callable(condition)
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: nobody may have waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def n_parts_in(out: Path) -> int:
+    return len(list(out.glob("part-*.parquet")))
+
+
+@contextlib.contextmanager
+def started(saved: Saved, out: Path, *options: object):  # type: ignore[no-untyped-def]
+    """The command, in the middle of its work."""
+    process = subprocess.Popen(
+        saved.command(out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: n_parts_in(out) >= 3 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("n_parts", [1, 7, N_USERS])
+def test_every_user_is_in_one_part_in_the_order_of_the_data(
+    n_parts: int, saved: Saved, expected: list[Row], tmp_path: Path
+) -> None:
+    if n_parts == N_USERS:
+        saved = save(tmp_path, 17)
+        n_parts, expected = 17, in_one_file(saved, tmp_path)
+    out = tmp_path / "recs"
+    done = recommend_in_parts(saved.model, saved.sequences, out, n_parts=n_parts)
+    assert (done.n_parts, done.n_parts_before) == (n_parts, 0)
+    assert done.n_rows == len(expected)
+    assert_same(rows_of(out), expected)
+    parts = {f"part-{part:05d}.parquet" for part in range(n_parts)}
+    assert names_in(out) == parts | {"_scoring.json", "_SUCCESS", ".lock"}
+    owners = Counter(user for part in parts for user in {row[0] for row in rows_of(out / part)})
+    assert set(owners.values()) == {1}
+    assert list(owners.keys() ^ set(saved.sequences.user_ids)) == []
+
+
+def test_other_programs_read_the_directory_as_one_table(saved: Saved, tmp_path: Path) -> None:
+    from pyarrow import dataset
+
+    done = recommend_in_parts(saved.model, saved.sequences, tmp_path / "recs", n_parts=5)
+    assert dataset.dataset(tmp_path / "recs").count_rows() == done.n_rows
+
+
+def test_the_number_of_parts_suits_the_users() -> None:
+    assert default_parts(1, 10) == 1
+    assert default_parts(6_040, 10) == 6
+    assert default_parts(1_000_000, 10) == 64
+    assert default_parts(1_000_000, 200) == 100  # a part has at most some million rows
+    assert default_parts(100_000_000, 10) == 1526
+
+
+def test_it_goes_on_with_the_parts_that_are_there(
+    saved: Saved, expected: list[Row], tmp_path: Path
+) -> None:
+    out = tmp_path / "recs"
+    recommend_in_parts(saved.model, saved.sequences, out, n_parts=6)
+    kept = out / "part-00001.parquet"
+    (out / "part-00000.parquet").unlink()
+    (out / "part-00002.parquet").write_bytes(b"PAR1 cut short")
+    (out / "part-00003.parquet").write_bytes((out / "part-00004.parquet").read_bytes())
+    (out / ".part-00005.parquet.1.tmp").write_bytes(b"of a killed worker")
+    before = kept.stat().st_mtime_ns
+    done = recommend_in_parts(saved.model, saved.sequences, out)  # its number of parts is known
+    assert (done.n_parts, done.n_parts_before) == (6, 3)
+    assert kept.stat().st_mtime_ns == before
+    assert not list(out.glob(".part*"))
+    assert_same(rows_of(out), expected)
+    again = recommend_in_parts(saved.model, saved.sequences, out)
+    assert (again.n_parts_before, again.n_rows) == (6, done.n_rows)
+
+
+def test_other_settings_are_refused_by_name(saved: Saved, tmp_path: Path) -> None:
+    out = tmp_path / "recs"
+    recommend_in_parts(saved.model, saved.sequences, out, n_parts=2)
+    other = save(tmp_path / "other", N_USERS, seed=4)
+    renamed = saved.sequences
+    renamed._user_source = [f"someone-{row}" for row in range(N_USERS)]
+    renamed.save(tmp_path / "renamed")
+    before = rows_of(out)
+    for options, named in (
+        ({"k": 3}, r"--k differs \(10 there, 3 now\)"),
+        ({"n_parts": 3}, r"--parts differs \(2 there, 3 now\)"),
+        ({"exclude_seen": False}, "seen items"),
+        ({"block": ["item-1"]}, "--block differs"),
+        ({"allow": ["item-1", "item-2"]}, "--allow differs"),
+    ):
+        with pytest.raises(ValueError, match=f"{named}.*; pass --overwrite"):
+            recommend_in_parts(saved.model, saved.sequences, out, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the model differs"):
+        recommend_in_parts(other.model, saved.sequences, out)
+    with pytest.raises(ValueError, match="the data differs"):
+        recommend_in_parts(saved.model, other.sequences, out)
+    with pytest.raises(ValueError, match="the names of the users differs"):
+        recommend_in_parts(saved.model, type(renamed).load(tmp_path / "renamed"), out)
+    assert rows_of(out) == before
+    recommend_in_parts(saved.model, saved.sequences, out, k=3, n_parts=1, overwrite=True)
+    assert n_parts_in(out) == 1
+    assert {row[1] for row in rows_of(out)} == {1, 2, 3}
+
+
+def test_mistakes_are_told_before_anything_is_written(saved: Saved, tmp_path: Path) -> None:
+    strangers = save(tmp_path / "strangers", 5)
+    sequences = strangers.sequences
+    sequences.vocabulary.ids = [f"other-{i}" for i in range(30)]
+    sequences.meta = {}
+    sequences.save(tmp_path / "unknown")
+    file, full = tmp_path / "file", tmp_path / "full"
+    file.write_text("")
+    full.mkdir()
+    (full / "letters.txt").write_text("of somebody")
+    out = tmp_path / "recs"
+    for data, place, options, named in (
+        (strangers.sequences, out, {"n_parts": 6}, "parts is 6 and there are 5 users"),
+        (strangers.sequences, out, {"n_parts": 0}, "parts is 0"),
+        (strangers.sequences, out, {"n_workers": 6}, "workers is 6 and there are 5 users"),
+        (strangers.sequences, out, {"k": 0}, "k is 0"),
+        (type(sequences).load(tmp_path / "unknown"), out, {}, "knows none of the 30 items"),
+        (strangers.sequences, file, {}, "is a file, not a directory"),
+        (strangers.sequences, full, {}, "holds other files, such as letters.txt"),
+        (strangers.sequences, tmp_path / "no" / "recs", {}, "does not exist"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            recommend_in_parts(saved.model, data, place, **options)  # type: ignore[arg-type]
+    assert not out.exists() or names_in(out) <= {".lock"}
+    assert names_in(full) == {"letters.txt"}
+
+
+def test_a_killed_worker_is_replaced_and_every_user_is_there_once(
+    saved: Saved, expected: list[Row], tmp_path: Path
+) -> None:
+    out = tmp_path / "recs"
+    with started(saved, out, "--workers", 2, "--parts", MANY) as process:
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "was killed (SIGKILL)" in said
+    assert not any(map(is_alive, workers))
+    assert (out / "_SUCCESS").exists()
+    assert_same(rows_of(out), expected)
+
+
+def test_a_killed_coordinator_takes_its_workers_along_and_can_be_started_again(
+    saved: Saved, expected: list[Row], tmp_path: Path
+) -> None:
+    out = tmp_path / "recs"
+    with started(saved, out, "--workers", 2, "--parts", MANY) as process:
+        workers = children_of(process.pid)
+        process.kill()
+        wait_until(lambda: not any(map(is_alive, workers)), seconds=10)
+        n_before = n_parts_in(out)
+        time.sleep(0.1)
+        assert n_parts_in(out) == n_before < MANY
+        assert not (out / "_SUCCESS").exists()
+    done = recommend_in_parts(saved.model, saved.sequences, out)
+    assert (done.n_parts, done.n_parts_before) == (MANY, n_before)
+    assert_same(rows_of(out), expected)
+
+
+@pytest.mark.parametrize(("n_workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_signal_stops_it_and_the_message_says_how_to_go_on(
+    number: signal.Signals, n_workers: int, saved: Saved, tmp_path: Path
+) -> None:
+    out = tmp_path / "recs"
+    with started(saved, out, "--workers", n_workers, "--parts", MANY) as process:
+        workers = children_of(process.pid)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "To go on:" in said
+    assert not any(map(is_alive, workers))
+    assert not list(out.glob(".part-*"))
+    assert 0 < n_parts_in(out) < MANY
+
+
+def test_a_part_that_kills_every_worker_is_named(saved: Saved, tmp_path: Path) -> None:
+    out = tmp_path / "recs"
+    command = saved.command(out, "--workers", 2, "--parts", 2)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            for worker in children_of(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+            time.sleep(0.01)
+        _, said = process.communicate()
+    assert process.returncode == 1
+    words = " ".join(said.split())
+    assert "was given up: its worker was killed (SIGKILL)" in words
+    assert "part 0 (users 0 to 599" in words or "part 1 (users 600 to 1,199" in words
+
+
+def test_a_table_of_users_in_parts_is_the_same_as_in_one_file(saved: Saved, tmp_path: Path) -> None:
+    table = tmp_path / "clicks.csv"
+    table.write_text("user,item\nann,item-3\nbob,item-1\nann,item-4\ncyd,never-seen\n")
+    for out, parts in (("recs", ["--parts", "3"]), ("one.parquet", [])):
+        asked = [saved.model, "--users", table, "--out", tmp_path / out, *parts]
+        done = CliRunner().invoke(app, ["recommend", *map(str, asked)], catch_exceptions=False)
+        assert done.exit_code == 0
+    assert_same(rows_of(tmp_path / "recs"), rows_of(tmp_path / "one.parquet"))
+    fallback = {row[0]: row[6] for row in rows_of(tmp_path / "recs")}
+    assert fallback == {"ann": False, "bob": False, "cyd": True}
+    assert not (tmp_path / "recs" / "_users").exists()
+
+
+def test_a_retrained_model_is_noticed_by_a_worker(saved: Saved, tmp_path: Path) -> None:
+    from bert4rec.batch.parts import Job, PartWriter
+    from bert4rec.batch.plan import read_plan
+
+    mine = save(tmp_path / "mine", 20)
+    recommend_in_parts(mine.model, mine.sequences, tmp_path / "recs", n_parts=2)
+    plan = read_plan(tmp_path / "recs")
+    assert plan is not None
+    Recommender.load(saved.model).save(mine.model)
+    job = Job(plan, mine.model, mine.data, tmp_path / "recs")
+    assert Job.from_json(json.dumps(json.loads(job.as_json()))) == job
+    with pytest.raises(ValueError, match="has changed since scoring began"):
+        PartWriter(job)
