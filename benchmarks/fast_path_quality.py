@@ -116,7 +116,8 @@ def train_once(split: Split, config: Config, seed: int, name: str, title: str) -
     model = BERT4Rec(split.n_items, config.model)  # the same weights for both paths
     stage = stages_of(split, config)[0]
     batch_size, number = config.training.batch_size, list(PATHS).index(name)
-    windows = stage.tasks[0].windows(np.random.default_rng(0))  # of the Cloze stage: always the same
+    # Of the Cloze stage: always the same.
+    windows = stage.tasks[0].windows(np.random.default_rng(0))
     steps_an_epoch = -(-len(windows) // batch_size)
     seconds = 0.0
     with Workers() as workers, Workers(1) as preparer:

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from ray_runtime import ray_address
 from toys import random_histories, small_config
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
+from bert4rec.config import load_config
 from bert4rec.durable import sha256
+from bert4rec.launch.on_ray import train_on_ray
 from bert4rec.pipeline import check_training
 from bert4rec.training.shards import Shards, check_shards, deal, share_of_batch
 
@@ -97,6 +100,30 @@ def test_a_killed_process_is_replaced_and_the_end_has_the_same_bits(
     assert [e["loss"] for e in curve(out)] == [e["loss"] for e in curve(two_processes)]
 
 
+@pytest.mark.filterwarnings("ignore:.* deprecated")  # Ray warns of its own settings
+def test_ray_trains_the_same_bits(two_processes: Path, tmp_path: Path) -> None:
+    """Two workers of a real local Ray runtime."""
+    ray_address()
+    about = json.loads((two_processes / "about.json").read_text())
+    settings = [word.removeprefix("--set=") for word in SETTINGS if word.startswith("--set=")]
+    said: list[str] = []
+    train_on_ray(
+        Path(about["data"]["directory"]),
+        load_config("demo", None, settings),
+        tmp_path / "ray",
+        n_processes=2,
+        address=None,
+        resume=False,
+        overwrite=False,
+        baselines=False,
+        say=said.append,
+    )
+    assert any("2 processes with 1 worker each" in line for line in said)
+    ours = tmp_path / "ray" / "model.safetensors"
+    assert sha256(ours) == sha256(two_processes / "model.safetensors")
+    assert not (tmp_path / "ray" / "ray").exists()
+
+
 def test_two_machines_that_differ_say_so_before_they_train(tmp_path: Path) -> None:
     """Two torchruns, as on two machines, of which one has other settings."""
     port = 29000 + os.getpid() % 900
@@ -105,9 +132,9 @@ def test_two_machines_that_differ_say_so_before_they_train(tmp_path: Path) -> No
         launch = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
         launch += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
         options = ["--out", str(tmp_path / "run"), *SETTINGS, f"--set=training.epochs={epochs}"]
+        words = ["-m", "bert4rec", "train", "demo", *options]
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *launch]
-            + ["-m", "bert4rec", "train", "demo", *options],
+            [sys.executable, "-m", "torch.distributed.run", *launch, *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,10 +15,12 @@ ORDER = [
     "durable",
     "config",
     "environment",
+    "cluster",
     "allocator",
     "parallel",
     "data",
     "models",
+    "retrieval",
     "ranking",
     "evaluation",
     "recommender",
@@ -26,8 +28,12 @@ ORDER = [
     "training",
     "batch",
     "pipeline",
+    "launch",
+    "compression",
+    "costs",
     "lab",
     "cli",
+    "__main__",
 ]
 
 

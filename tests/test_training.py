@@ -36,6 +36,15 @@ def test_the_learning_rate_warms_up_and_decays_to_nothing() -> None:
     assert rates[100] == 0
 
 
+def test_training_ends_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    """In the middle of an epoch, with a learning rate that has come down to nothing."""
+    config = small_config("epochs=50", "training.steps=7", "second_stage.epochs=0")
+    train_recommender(random_histories(0), config, tmp_path / "model", console=quiet())
+    last = events_of(tmp_path / "model")[-1]
+    assert last["step"] == 7
+    assert last["learning_rate"] == 0
+
+
 def test_weight_decay_spares_biases_and_layer_norm() -> None:
     model = BERT4Rec(10, ModelConfig(dim=8))
     config = small_config("weight_decay=0.3").training

@@ -101,6 +101,9 @@ class TrainingConfig(Settings):
     seed: Count = Field(0, description="fixes everything that is random, data order included")
     batch_size: Positive = Field(128, description="sequences a step, of all processes together")
     epochs: Positive = Field(200, description="most passes over the training sequences")
+    steps: Positive | None = Field(
+        None, description="most steps of the first stage, where that is less than its epochs"
+    )
     minutes: Annotated[float, Field(gt=0)] | None = Field(
         None, description="stop at the end of the epoch in which this much time of the loop is over"
     )

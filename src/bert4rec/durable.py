@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,7 +43,9 @@ def alone_in(directory: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary name to write to; on success the file takes the place of `path` at once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Another machine that writes here may have a process of the same number.
+    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = path.with_name(name)
     try:
         yield temporary
         with temporary.open("rb+") as file:

@@ -95,6 +95,9 @@ def train_recommender(
         settings = config.of_model(name)
         rival = Recommender(baseline, sequences.vocabulary, settings, _about(sequences, settings))
         rival.save(out / "baselines" / name)  # so that it can be asked and served, too
+    note = recommender.index_if_large(split.validation.histories)
+    if note and console:
+        console.print(note, markup=False, highlight=False)
     recommender.save(out)
     delete_checkpoints(out)
     return Outcome(recommender, evaluation, dict(sorted(rivals.items())))

@@ -11,7 +11,20 @@ from typing import Annotated
 import typer
 
 from bert4rec import __version__
-from bert4rec.cli import answers, data, histories, lab, models, reproduce, serve, tune
+from bert4rec.cli import (
+    answers,
+    compress,
+    data,
+    histories,
+    index,
+    lab,
+    models,
+    plan,
+    reproduce,
+    serve,
+    train,
+    tune,
+)
 from bert4rec.cli.console import errors, output, shown
 
 app = typer.Typer(
@@ -35,10 +48,14 @@ def root(
         raise typer.Exit
 
 
+train.add_to(app)
 models.add_to(app)
 tune.add_to(app)
 answers.add_to(app)
 serve.add_to(app)
+index.add_to(app)
+compress.add_to(app)
+plan.add_to(app)
 lab.add_to(app)
 reproduce.add_to(app)
 app.add_typer(data.app, name="data")

@@ -55,6 +55,7 @@ class Stage:
     learning_rate: float
     warmup_steps: int
     patience: int | None
+    steps: int | None = None  # at most
 
 
 class Interrupted(Exception):
@@ -71,7 +72,8 @@ def stages_of(
     def stage(name: str, make: MakeTask, settings: TrainingConfig | SecondStageConfig) -> Stage:
         tasks = tuple(make(part, split.n_items, config) for part in users)
         rate, warmup = settings.learning_rate, settings.warmup_steps
-        return Stage(name, tasks, settings.epochs, rate, warmup, settings.patience)
+        steps = settings.steps if isinstance(settings, TrainingConfig) else None
+        return Stage(name, tasks, settings.epochs, rate, warmup, settings.patience, steps)
 
     stages = [stage(name, TASKS[name], first)]
     if name == "cloze" and second.epochs:
@@ -242,9 +244,10 @@ class _Trainer:
         n_windows = [len(task.windows(np.random.default_rng(0))) for task in stage.tasks]
         n_all = int(self.ranks.sums(sum(n_windows))[0])
         sizes = [max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for n in n_windows]
-        n_steps = [-(-n // size) for n, size in zip(n_windows, sizes, strict=True)]
-        steps_an_epoch = max(self.ranks.gathered(max(n_steps)))
+        longest = max(-(-n // size) for n, size in zip(n_windows, sizes, strict=True))
+        steps_an_epoch = max(self.ranks.gathered(longest))
         total = stage.epochs * steps_an_epoch
+        total = total if stage.steps is None else min(total, stage.steps)
         if total == 0 and progress.stage == 0:
             raise ValueError(
                 "no history is long enough to train on: the model needs users with two or more "
@@ -262,9 +265,8 @@ class _Trainer:
             if progress.batch == 0 and self._is_out_of_time():  # an epoch that has begun is ended
                 break
             started = time.monotonic()
-            for batch in self.batches.rest_of_epoch(
-                stage, self.shards, progress, sizes, steps_an_epoch
-            ):
+            n_steps = min(steps_an_epoch, total - progress.step + progress.batch)
+            for batch in self.batches.rest_of_epoch(stage, self.shards, progress, sizes, n_steps):
                 learning_rate = _learning_rate(stage, progress.step, total)
                 progress.loss_sum += self._step(batch, learning_rate)
                 progress.step += 1
@@ -282,7 +284,7 @@ class _Trainer:
                     raise Interrupted
             progress.epoch += 1
             every = self.config.training.validate_every
-            is_last = progress.epoch == stage.epochs or self._is_out_of_time()
+            is_last = progress.step == total or self._is_out_of_time()
             if progress.epoch % every == 0 or is_last:
                 self._validate(stage, _learning_rate(stage, progress.step, total))
                 patience = stage.patience

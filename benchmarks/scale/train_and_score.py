@@ -1,0 +1,108 @@
+"""Training on very many interactions and items, and scoring some users, with peak memory.
+
+    python benchmarks/scale/prepare.py --folder scratch        # 100 million interactions
+    python benchmarks/scale/train_and_score.py scratch/prepared
+
+Trains for a stated number of steps by the command line, as a user would, builds the index and
+scores 10,000 users into Parquet; seconds and peak memory of each go to
+docs/results/scale/train-and-score.json. Memory is read as in `prepare.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from prepare import memory_of
+
+RESULT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "train-and-score.json"
+SETTINGS = (
+    "model.max_len=50",
+    "training.loss=sampled-softmax",
+    "training.n_negatives=1024",
+    "training.batch_size=256",
+    "training.window_step=none",
+    "training.validation_users=500",
+    "second_stage.epochs=0",
+    "evaluation.users=2000",
+    "evaluation.bootstrap=100",
+)
+SCORE = """
+import sys
+from pathlib import Path
+from bert4rec.batch import recommend_users
+from bert4rec.data.sequences import Sequences
+from bert4rec.recommender import Recommender
+prepared, model, n, out = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+everybody = Sequences.load(prepared)
+some = Sequences(
+    everybody.tokens[: everybody.offsets[n]],
+    everybody.offsets[: n + 1],
+    everybody.vocabulary,
+    everybody.user_ids[:n],
+    user_id_type=everybody.user_id_type,
+)
+recommend_users(Recommender.load(model), some, out, k=10)
+"""
+
+
+def measured(command: list[str]) -> dict[str, float]:
+    """Seconds and peak memory of a command and all that it starts."""
+    started = time.perf_counter()
+    child = subprocess.Popen(command)
+    peak = {"resident": 0, "anonymous": 0}
+    while child.poll() is None:
+        try:
+            now = memory_of(child.pid)
+        except OSError:  # one of them has just ended
+            continue
+        peak = {name: max(value, now[name]) for name, value in peak.items()}
+        time.sleep(0.05)
+    if child.returncode:
+        raise SystemExit(f"{command[:5]} ended with {child.returncode}")
+    seconds = round(time.perf_counter() - started, 1)
+    return {"seconds": seconds} | {f"peak_{k}_megabytes": round(v / 1e6) for k, v in peak.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prepared", type=Path)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--users", type=int, default=10_000)
+    parser.add_argument("--result", type=Path, default=RESULT)
+    given = parser.parse_args()
+    model, scores = given.prepared.parent / "model", given.prepared.parent / "scores.parquet"
+    shutil.rmtree(model, ignore_errors=True)
+    settings = [*SETTINGS, f"training.steps={given.steps}"]
+    words = [word for each in settings for word in ("--set", each)]
+    python = sys.executable
+    command = [python, "-m", "bert4rec", "train", str(given.prepared), "--out", str(model)]
+    train = measured([*command, "--no-baselines", *words])
+    about = json.loads((model / "about.json").read_text())
+    metrics = json.loads((model / "metrics.json").read_text())
+    score = measured(
+        [python, "-c", SCORE, str(given.prepared), str(model), str(given.users), str(scores)]
+    )
+    facts = {
+        "data": {name: about["data"][name] for name in ("n_users", "n_interactions")},
+        "n_items": about["n_items"],
+        "settings": settings,
+        "train": train | {"steps": given.steps} | about["training"],
+        "index": about.get("retrieval"),
+        "metrics": metrics["metrics"]["full"] if "metrics" in metrics else metrics,
+        "score": score | {"users": given.users},
+        "cores": os.cpu_count(),
+    }
+    given.result.parent.mkdir(parents=True, exist_ok=True)
+    given.result.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(facts, indent=2))
+
+
+if __name__ == "__main__":
+    main()
