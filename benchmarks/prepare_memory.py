@@ -37,6 +37,7 @@ print(json.dumps({
 def write_events(path: Path, n_rows: int) -> None:
     """Shuffled rows: text user ids, skewed items, times in seconds with ties."""
     with duckdb.connect(config={"memory_limit": "512MB", "temp_directory": str(path.parent)}) as db:
+        db.execute("SET enable_progress_bar = false")
         db.execute(
             f"""COPY (SELECT 'user-' || (hash(i) % {max(n_rows // 20, 2)})::VARCHAR AS user_id,
                 'item-' || floor({max(n_rows // 100, 2)} * pow((hash(i + 1) % 1000000) / 1e6, 3))

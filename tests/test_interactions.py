@@ -436,6 +436,9 @@ def test_truncated_parquet_and_missing_file(tmp_path: Path) -> None:
         Interactions.read(path)
     with pytest.raises(ValueError, match="does not exist"):
         Interactions.read(tmp_path / "absent.csv")
+    with pytest.raises(ValueError, match=r"t\.parquet cannot be read"):
+        Interactions.read(tmp_path)
+    path.unlink()
     with pytest.raises(ValueError, match="is a directory"):
         Interactions.read(tmp_path)
     with pytest.raises(ValueError, match="no file matches"):

@@ -1,4 +1,4 @@
-"""What the environment says: `BERT4REC_CACHE`, `BERT4REC_DATA`, `BERT4REC_DEBUG`."""
+"""What the environment says: `BERT4REC_CACHE`, `BERT4REC_DATA`, `BERT4REC_ALLOW_REMOTE`, …"""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Environment(BaseSettings):
 
     cache: Path = Field(default_factory=_platform_cache, description="prepared data")
     data: Path | None = Field(None, description="downloads; a folder of the cache by default")
+    allow_remote: bool = Field(False, description="tables may be in object storage")
     debug: bool = Field(False, description="show tracebacks instead of one line")
 
     @property

@@ -1,10 +1,10 @@
-"""Verbs about data: audit, prepare, list, get."""
+"""Verbs about data: audit, prepare, list, get, install-httpfs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -51,17 +51,54 @@ def prepare(
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    launcher: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where: on this machine, or by workers of a Ray cluster."),
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a Ray cluster, or auto; else RAY_ADDRESS, or one here."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Workers of the cluster, a CPU each; all by default.")
+    ] = None,
     *,
     table: TableOptions,
 ) -> None:
     """Read, filter and sort a table once, into a folder that every other command opens at once."""
     from bert4rec.config import load_config
 
-    sequences = table.open(data, load_config(recipe, config, overrides or ()).data, out)
+    settings = load_config(recipe, config, overrides or ()).data
+    if launcher == "ray":
+        from bert4rec.cluster import connect
+        from bert4rec.data.ray_workers import RayWorkers
+
+        if threads is not None:
+            raise ValueError("--threads does nothing with --launcher ray: leave it out")
+        with connect(ray_address, n_workers=workers) as cluster:
+            on_cluster = RayWorkers(workers or cluster.n_cpus)
+            sequences = table.open(data, settings, out, workers=on_cluster)
+    else:
+        for name, value in (("--ray-address", ray_address), ("--workers", workers)):
+            if value is not None:
+                raise ValueError(f"{name} does nothing without --launcher ray: add it")
+        if threads is not None and threads < 1:
+            raise ValueError(f"--threads is {threads}: use one or more")
+        sequences = table.open(data, settings, out, threads=threads)
     output.print(
         f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
         f"{sequences.n_interactions:,} interactions are in {out}"
     )
+
+
+@app.command("install-httpfs")
+def install_httpfs() -> None:
+    """Download DuckDB's extension that reads object storage, from DuckDB's own site."""
+    from bert4rec.data.remote import install_httpfs as install
+
+    install()
+    output.print("httpfs is installed; now: bert4rec data prepare s3://… --allow-remote --out …")
 
 
 @app.command("list")

@@ -11,9 +11,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from bert4rec.cli.console import (
+    TABLE,
     Delimiter,
     Encoding,
     Header,
@@ -30,7 +33,17 @@ from bert4rec.cli.console import (
 
 if TYPE_CHECKING:
     from bert4rec.config import DataConfig
+    from bert4rec.data.in_parts import Workers
     from bert4rec.data.sequences import Sequences
+
+AllowRemote = Annotated[
+    bool,
+    typer.Option(
+        "--allow-remote",
+        help="The table may be Parquet files at s3://…, gs://… or https://….",
+        rich_help_panel=TABLE,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,17 @@ class TableOptions:
     encoding: Encoding = None
     on_bad_rows: OnBadRows = "error"
     items: Items = None
+    allow_remote: AllowRemote = False
 
-    def open(self, data: str, config: DataConfig | None, out: Path | None = None) -> Sequences:
+    def open(
+        self,
+        data: str,
+        config: DataConfig | None,
+        out: Path | None = None,
+        *,
+        threads: int | None = None,
+        workers: Workers | None = None,
+    ) -> Sequences:
         """The prepared data, read and downloaded if need be, with progress on standard error."""
         from bert4rec.data.sources import Reading, open_data
 
@@ -59,6 +81,8 @@ class TableOptions:
                 Reading(**values),
                 out=out,
                 memory_limit=memory,
+                threads=threads,
+                workers=workers,
                 say=say,
                 on_download=on_download,
             )

@@ -23,6 +23,29 @@ def connect(database: str = ":memory:") -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def out_of_core(
+    connection: duckdb.DuckDBPyConnection, folder: Path, memory_limit: str, threads: int | None
+) -> None:
+    """Keep to `memory_limit`, and put what does not fit into `folder`."""
+    try:
+        connection.execute(f"SET temp_directory = {quoted(folder / 'spill')}")
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")  # it is thrown away
+        connection.execute(f"SET memory_limit = {quoted(memory_limit)}")
+        if threads is not None:
+            connection.execute(f"SET threads = {int(threads)}")
+    except duckdb.Error as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"memory_limit={memory_limit!r}, threads={threads!r}: {reason}; write 512MB or 2GB"
+        ) from None
+
+
+def count(connection: duckdb.DuckDBPyConnection, relation: str) -> int:
+    found = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()
+    assert found is not None
+    return int(found[0])
+
+
 def quoted(value: str | Path) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
@@ -43,11 +66,26 @@ def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) 
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
+    """A small table as lists of Python values."""
+    return {name: column.tolist() for name, column in read_columns(path).items()}
+
+
+def read_columns(path: Path) -> dict[str, NDArray[Any]]:
+    """A table as arrays, column by column: tuples of millions of rows would need far more memory.
+
+    A column with gaps is an array of objects, with None in the gaps.
+    """
     with connect() as connection:
-        relation = connection.execute(f"SELECT * FROM read_parquet({quoted(path)})")
-        names = [column[0] for column in relation.description]
-        rows = relation.fetchall()
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+        columns = connection.execute(f"SELECT * FROM read_parquet({quoted(path)})").fetchnumpy()
+    return {name: _with_gaps(column) for name, column in columns.items()}
+
+
+def _with_gaps(column: NDArray[Any]) -> NDArray[Any]:
+    if not isinstance(column, np.ma.MaskedArray):
+        return column
+    values = column.data.astype(object)
+    values[np.ma.getmaskarray(column)] = None
+    return values
 
 
 def as_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:

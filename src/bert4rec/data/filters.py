@@ -6,19 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 
-# The rows to keep, as SQL over `events`; {value} is the filter's setting.
+# The rows to keep, as SQL over `events` and its counts; {value} is the filter's setting.
 _KEEP = {
     "min_rating": "SELECT * FROM events WHERE rating >= {value}",
     "drop_repeats": "SELECT * FROM events QUALIFY row_number() OVER "
     '(PARTITION BY "user", item ORDER BY "time", row) = 1',
     "min_item_actions": "SELECT * FROM events WHERE item IN "
-    "(SELECT item FROM events GROUP BY item HAVING count(*) >= {value})",
+    "(SELECT code FROM item_counts WHERE n >= {value})",
     "min_user_actions": 'SELECT * FROM events WHERE "user" IN '
-    '(SELECT "user" FROM events GROUP BY "user" HAVING count(*) >= {value})',
+    "(SELECT code FROM user_counts WHERE n >= {value})",
     "keep_last": "SELECT * FROM events QUALIFY row_number() OVER "
     '(PARTITION BY "user" ORDER BY "time" DESC, row DESC) <= {value}',
 }
@@ -57,25 +57,63 @@ class Filters:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def apply(
-        self, connection: duckdb.DuckDBPyConnection, progress: Callable[[str], None]
-    ) -> list[dict[str, Any]]:
-        """Shrink the table `events`; what each active filter dropped."""
+    def apply(self, events: Events, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Shrink the events; what each active filter dropped."""
         dropped = []
         for name, value in self.as_dict().items():
             if value is None or value is False or (name in _MINIMA and value < 2):
                 continue  # every user and item has one action
-            before = totals(connection)
+            before = events.totals()
             if name == "k_core":
-                _peel(connection, value)
+                _peel(events, value)
             else:
-                _replace_events(connection, _KEEP[name].format(value=value))
-            after = totals(connection)
+                events.keep(_KEEP[name].format(value=value))
+            after = events.totals()
             step = name if value is True else f"{name}={value:g}"
             counts = {what: before[what] - after[what] for what in before}
             dropped.append({"step": step, **counts})
             progress(describe_step(dropped[-1]))
         return dropped
+
+
+class Events(Protocol):
+    """All that the filters ask of the events, which are on this machine or on many."""
+
+    def totals(self) -> dict[str, int]:
+        """Numbers of rows, users and items."""
+        ...
+
+    def keep(self, kept: str) -> None:
+        """Only the rows of the query `kept` over events, user_counts and item_counts.
+
+        All rows of a user are seen together, and counts are those of all events.
+        """
+        ...
+
+
+class LocalEvents:
+    """The view `events` of one database, which is counted already."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def totals(self) -> dict[str, int]:
+        return totals(self._connection)
+
+    def keep(self, kept: str) -> None:
+        self._connection.execute(f"CREATE TABLE kept AS {kept}")
+        self._connection.execute("DROP TABLE IF EXISTS all_events")
+        self._connection.execute("ALTER TABLE kept RENAME TO all_events")
+        self._connection.execute("CREATE OR REPLACE VIEW events AS SELECT * FROM all_events")
+        count_events(self._connection)
+
+
+def count_events(connection: duckdb.DuckDBPyConnection) -> None:
+    for role in ("user", "item"):
+        connection.execute(
+            f'CREATE OR REPLACE TABLE {role}_counts AS SELECT "{role}" AS code, count(*) AS n '
+            "FROM events GROUP BY 1"
+        )
 
 
 def describe_step(step: dict[str, Any]) -> str:
@@ -87,21 +125,16 @@ def describe_step(step: dict[str, Any]) -> str:
 
 def totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     found = connection.execute(
-        'SELECT count(*), count(DISTINCT "user"), count(DISTINCT item) FROM events'
+        "SELECT coalesce(sum(n), 0)::BIGINT, count(*), (SELECT count(*) FROM item_counts) "
+        "FROM user_counts"
     ).fetchone()
     assert found is not None
     return {"rows": found[0], "users": found[1], "items": found[2]}
 
 
-def _peel(connection: duckdb.DuckDBPyConnection, k: int) -> None:
-    before, after = -1, totals(connection)["rows"]
+def _peel(events: Events, k: int) -> None:
+    before, after = -1, events.totals()["rows"]
     while before != after:
         for side in ("min_item_actions", "min_user_actions"):
-            _replace_events(connection, _KEEP[side].format(value=k))
-        before, after = after, totals(connection)["rows"]
-
-
-def _replace_events(connection: duckdb.DuckDBPyConnection, kept: str) -> None:
-    connection.execute(f"CREATE TABLE kept AS {kept}")
-    connection.execute("DROP TABLE events")
-    connection.execute("ALTER TABLE kept RENAME TO events")
+            events.keep(_KEEP[side].format(value=k))
+        before, after = after, events.totals()["rows"]

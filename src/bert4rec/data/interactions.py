@@ -5,55 +5,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bert4rec.data.columns import Role, find_column, plain, positions_without_header
+from bert4rec.data.database import connect
 from bert4rec.data.formats import inspect_file
-from bert4rec.data.frames import frame_columns, write_frame
-from bert4rec.data.table_file import TableFile, open_unpacked, readable
+from bert4rec.data.frames import frame_columns
+from bert4rec.data.remote import RemoteFile, is_remote, remote_files
+from bert4rec.data.table import Table, names_of
+from bert4rec.data.table_file import TableFile, has_pattern, open_unpacked, readable
 
 OnBadRows = Literal["error", "skip"]
-
-
-@dataclass(frozen=True)
-class Table:
-    """One file or frame and the positions of the columns that are wanted from it."""
-
-    source: Any  # a TableFile, or a frame or list until `as_file` writes it down
-    name: str
-    columns: tuple[str, ...]
-    roles: dict[Role, int]
-    is_time_guessed: bool = False  # by its place, where a rating could be as well
-
-    def as_file(self, path: Path) -> Table:
-        """The same table as a file: itself, or a frame written to `path`."""
-        if isinstance(self.source, TableFile):
-            return self
-        write_frame(self.source, path, [self.columns[at] for at in self.id_positions])
-        return replace(self, source=TableFile(path, "parquet", self.columns))
-
-    @property
-    def id_positions(self) -> set[int]:
-        return {at for role, at in self.roles.items() if role in ("user", "item")}
-
-    def content(self) -> dict[str, Any]:
-        """What a prepared data set depends on: the bytes, and how they are read."""
-        assert isinstance(self.source, TableFile)
-        digest = hashlib.sha256()
-        with readable(self.source.path), self.source.path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        reading = (self.source.delimiter, self.source.quote, self.source.has_header)
-        return {
-            "sha256": digest.hexdigest(),
-            "columns": {role: self.columns[at] for role, at in self.roles.items()},
-            "positions": self.roles,
-            "reading": [*reading, self.source.encoding],
-        }
+TELL_BYTES = 1 << 30  # hashing this much takes about two seconds
 
 
 @dataclass(frozen=True)
@@ -66,7 +32,7 @@ class Interactions:
 
     @property
     def name(self) -> str:
-        return ", ".join(table.name for table in self.tables)
+        return names_of(self.tables)
 
     @classmethod
     def read(
@@ -82,14 +48,17 @@ class Interactions:
         on_bad_rows: OnBadRows = "error",
         items: Any = None,
         encoding: str | None = None,
+        allow_remote: bool = False,
     ) -> Self:
         """Interactions from a file, several files, a frame or a list of tuples.
 
         `source`: a path or pattern (CSV, TSV, Parquet, JSON Lines, `.dat` with `::`, headerless
-        `user item` lines; any of them gzipped), a list of paths, a pandas or polars frame, or a
-        list of (user, item), (user, item, time) or (user, item, time, rating) tuples.
+        `user item` lines; any of them gzipped), a folder of Parquet files, a list of paths, a
+        pandas or polars frame, or a list of (user, item), (user, item, time) or (user, item, time,
+        rating) tuples.
         `user`, `item`, `time`, `rating`: column names, where the usual names do not find them;
         columns of files without a header are called column1, column2, …
+        With `allow_remote`, Parquet files may be at `s3://…`, `gs://…` or `https://…`.
         `items`: a file or frame with one row an item: its id, a title, anything else.
         Without a time column the rows of a user are taken to be in order.
         """
@@ -97,52 +66,98 @@ class Interactions:
             raise ValueError(f"on_bad_rows is {on_bad_rows!r}: choose 'error' or 'skip'")
         named: dict[Role, str | None] = {"user": user, "item": item, "time": time, "rating": rating}
         tables = []
-        for one in _sources(source):
-            file = one
-            if isinstance(one, Path):
-                file = inspect_file(
-                    one,
-                    ("user", "item"),
-                    named=[name for name in named.values() if name],
-                    delimiter=delimiter,
-                    header=header,
-                    encoding=encoding,
-                )
-            tables.append(_interaction_table(file, named))
+        with connect() as connection:
+            for one in _sources(source, allow_remote):
+                file = one
+                if isinstance(one, Path):
+                    file = inspect_file(
+                        one,
+                        ("user", "item"),
+                        named=[name for name in named.values() if name],
+                        delimiter=delimiter,
+                        header=header,
+                        encoding=encoding,
+                        connection=connection,
+                    )
+                tables.append(_interaction_table(file, named))
         item_table = None if items is None else _item_table(items, tables[0])
         _check_same_roles(tables)
         return cls(tuple(tables), item_table, on_bad_rows)
 
-    def as_files(self, folder: Path) -> Interactions:
-        tables = [t.as_file(folder / f"frame_{n}.parquet") for n, t in enumerate(self.tables)]
+    def as_files(
+        self,
+        folder: Path,
+        progress: Callable[[str], None] = lambda message: None,
+        on_all: Callable[..., list[Table]] | None = None,
+    ) -> Interactions:
+        """All tables as files, written to `folder` if they are none; remote ones by `on_all`."""
+        is_any_remote = any(isinstance(table.source, RemoteFile) for table in self.tables)
+        if is_any_remote:
+            progress(f"fetching {self.name}")
+        paths = [(table, folder / f"frame_{n}.parquet") for n, table in enumerate(self.tables)]
+        if on_all is None or not is_any_remote:
+            tables = [table.as_file(path) for table, path in paths]
+        else:
+            tables = on_all(Table.as_file, paths)
         items = None if self.items is None else self.items.as_file(folder / "items_frame.parquet")
         return replace(self, tables=tuple(tables), items=items)
 
-    def content(self) -> dict[str, Any]:
+    def content(
+        self,
+        progress: Callable[[str], None] = lambda message: None,
+        of_tables: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """What a prepared data set depends on; `of_tables` if others have hashed the tables."""
         return {
-            "tables": [table.content() for table in self.tables],
+            "tables": self._hashed(progress) if of_tables is None else of_tables,
             "items": None if self.items is None else self.items.content(),
             "on_bad_rows": self.on_bad_rows,
         }
 
+    def _hashed(self, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+        sizes = [table.source.path.stat().st_size for table in self.tables]
+        contents: list[dict[str, Any]] = []
+        n_done, n_told = 0, -TELL_BYTES
+        for table, size in zip(self.tables, sizes, strict=True):
+            if sum(sizes) >= TELL_BYTES and n_done - n_told >= TELL_BYTES:
+                progress(f"hashing: {n_done / 1e9:.1f} of {sum(sizes) / 1e9:.1f} GB")
+                n_told = n_done
+            contents.append(table.content())
+            n_done += size
+        return contents
 
-def _sources(source: Any) -> Sequence[Any]:
-    """Single tables: a pattern becomes the files that match it, a list of paths its paths."""
+
+def _sources(source: Any, allow_remote: bool) -> Sequence[Any]:
+    """Single tables: a pattern or a folder becomes its files, a list of paths its paths."""
+    if is_remote(source):
+        return remote_files(source, is_allowed=allow_remote)
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
-        if not path.exists() and any(letter in str(path) for letter in "*?["):
+        if path.is_dir():
+            return _parquet_files(path) or [path]
+        if not path.exists() and has_pattern(path):
             matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
             if not matches:
                 raise ValueError(f"no file matches {source}")
             return matches
         return [path]
     if isinstance(source, list | tuple) and source and isinstance(source[0], str | Path):
-        return [path for one in source for path in _sources(one)]
+        return [path for one in source for path in _sources(one, allow_remote)]
     return [source]
 
 
+def _parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files in a folder and the folders in it, by name.
+
+    What begins with a dot or an underscore is another program's own, as everywhere.
+    """
+    found = (path.relative_to(folder) for path in folder.rglob("*.parquet"))
+    kept = [path for path in found if not any(part.startswith((".", "_")) for part in path.parts)]
+    return [folder / path for path in sorted(kept) if (folder / path).is_file()]
+
+
 def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
-    is_file = isinstance(source, TableFile)
+    is_file = isinstance(source, TableFile | RemoteFile)
     columns = source.columns if is_file else frame_columns(source)
     name = str(source.path) if is_file else f"the {type(source).__name__}"
     is_guessed = is_file and not source.has_header
@@ -172,6 +187,8 @@ def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
 
 
 def _item_table(source: Any, interactions: Table) -> Table:
+    if is_remote(source):
+        raise ValueError(f"{source}: a table of items must be on this machine, so copy it here")
     if isinstance(source, str | Path):
         source = inspect_file(Path(source).expanduser(), ("item", "title"), encoding=None)
         source = replace(source, encoding=_utf8_or_latin1(source))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import duckdb
 
+from bert4rec.data.bad_rows import n_malformed_lines
 from bert4rec.data.database import identifier, quoted
-from bert4rec.data.interactions import Table
-from bert4rec.data.staging import n_malformed_lines, text_relation
+from bert4rec.data.relations import text_relation
+from bert4rec.data.table import Table
 from bert4rec.data.table_file import readable
 
 OWN_COLUMNS = ("token", "item", "count", "title")

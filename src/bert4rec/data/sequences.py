@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bert4rec.data.database import read_parquet, write_parquet
+from bert4rec.data.database import read_columns, write_parquet
 
 FORMAT_VERSION = 1
 IdType = Literal["int", "str"]
@@ -62,9 +62,9 @@ class Vocabulary:
         extra: dict[str, list[str | None]] | None = None,
     ) -> None:
         assert len(ids) == len(counts)
-        self.ids = list(ids)
+        self.ids = ids if isinstance(ids, list) else list(ids)
         self.counts = np.asarray(counts, dtype=np.int64)
-        self.titles = None if titles is None else list(titles)
+        self.titles = titles if titles is None or isinstance(titles, list) else list(titles)
         self.id_type: IdType = id_type
         self.extra = extra or {}
 
@@ -106,12 +106,13 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path, id_type: IdType) -> Self:
-        columns = read_parquet(path)
-        titles = columns.pop("title")
+        columns = read_columns(path)
+        titles = columns.pop("title").tolist()
         columns.pop("token")
-        ids, counts = columns.pop("item"), np.array(columns.pop("count"), dtype=np.int64)
+        ids, counts = columns.pop("item").tolist(), columns.pop("count").astype(np.int64)
         has_titles = any(title is not None for title in titles)
-        return cls(ids, counts, titles if has_titles else None, id_type, columns)
+        extra = {name: column.tolist() for name, column in columns.items()}
+        return cls(ids, counts, titles if has_titles else None, id_type, extra)
 
 
 class Sequences:
@@ -152,7 +153,7 @@ class Sequences:
     def user_ids(self) -> list[str] | list[int]:
         """Raw user ids by row; read only when somebody asks, as there may be many."""
         source = self._user_source
-        texts = read_parquet(source)["user"] if isinstance(source, Path) else source
+        texts = read_columns(source)["user"].tolist() if isinstance(source, Path) else source
         return _as_id_type(texts, self.user_id_type)
 
     @cached_property
@@ -224,6 +225,7 @@ def fingerprint_of(
     for start in range(0, len(tokens), 1 << 24):
         digest.update(np.ascontiguousarray(tokens[start : start + (1 << 24)]).data)
     digest.update(np.ascontiguousarray(offsets).data)
-    for text in item_ids:
-        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    for start in range(0, len(item_ids), 1 << 16):
+        texts = "\0".join(item_ids[start : start + (1 << 16)])
+        digest.update(texts.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()

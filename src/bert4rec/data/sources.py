@@ -10,6 +10,7 @@ from typing import Any
 from bert4rec.config import DataConfig
 from bert4rec.data import demo, public
 from bert4rec.data.filters import Filters
+from bert4rec.data.in_parts import Workers
 from bert4rec.data.interactions import Interactions, OnBadRows
 from bert4rec.data.prepare import prepare
 from bert4rec.data.sequences import Sequences
@@ -29,6 +30,7 @@ class Reading:
     encoding: str | None = None
     on_bad_rows: OnBadRows = "error"
     items: str | None = None  # a table of titles and other facts about the items
+    allow_remote: bool = False  # may the table be in object storage?
 
 
 def interactions_of(
@@ -56,6 +58,8 @@ def open_data(
     *,
     out: Path | None = None,
     memory_limit: str = "512MB",
+    threads: int | None = None,
+    workers: Workers | None = None,
     say: Callable[[str], None] | None = None,
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> Sequences:
@@ -70,4 +74,12 @@ def open_data(
             )
         return sequences
     interactions = interactions_of(source, reading or Reading(), on_download)
-    return prepare(interactions, filters, out=out, memory_limit=memory_limit, progress=say)
+    return prepare(
+        interactions,
+        filters,
+        out=out,
+        memory_limit=memory_limit,
+        threads=threads,
+        progress=say,
+        workers=workers,
+    )

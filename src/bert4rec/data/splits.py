@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from bert4rec.data.sequences import Sequences
 
+BLOCK = 1 << 22  # interactions looked at together: memory does not grow with the data
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -106,7 +108,7 @@ def global_time(
     for name, share in (("validation_share", validation_share), ("test_share", test_share)):
         if not 0 < share < 0.5:
             raise ValueError(f"{name} is {share}: choose a share between 0 and 0.5")
-    times = np.asarray(sequences.times)
+    times = sequences.times
     validation_from, test_from = np.quantile(
         times, [1 - test_share - validation_share, 1 - test_share], method="nearest"
     )
@@ -124,9 +126,18 @@ def _first_at_or_after(
     sequences: Sequences, times: NDArray[np.int64], moment: int
 ) -> NDArray[np.int64]:
     """Per user, the flat index of the first interaction that is not before `moment`."""
-    earlier = np.concatenate([[0], np.cumsum(times < moment)])
-    before = earlier[sequences.offsets[1:]] - earlier[sequences.offsets[:-1]]
-    at: NDArray[np.int64] = sequences.offsets[:-1] + before
+    offsets = sequences.offsets
+    at = offsets[:-1].copy()
+    first, n_users = 0, len(offsets) - 1
+    while first < n_users:  # blocks of users with about BLOCK interactions
+        last = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
+        last = min(max(last, first + 1), n_users)
+        start, end = offsets[first], offsets[last]
+        earlier = np.zeros(end - start + 1, dtype=np.int64)
+        np.cumsum(times[start:end] < moment, out=earlier[1:])
+        ends_at, starts_at = offsets[first + 1 : last + 1], offsets[first:last]
+        at[first:last] += earlier[ends_at - start] - earlier[starts_at - start]
+        first = last
     return at
 
 
@@ -147,18 +158,31 @@ def _split(
 
     trains = np.flatnonzero(train_ends > starts)
     train = Spans(tokens, starts[trains], train_ends[trains], trains)
-    is_train = np.zeros(len(tokens) + 1, dtype=np.int8)
-    np.add.at(is_train, train.starts, 1)
-    np.add.at(is_train, train.ends, -1)
-    trained_tokens = tokens[np.cumsum(is_train[:-1]).astype(bool)]
-    counts = np.bincount(trained_tokens, minlength=sequences.n_items).astype(np.int64)
     return Split(
         train,
         questions(asks_validation, validation_at),
         questions(asks_test, test_at),
         sequences.n_items,
-        counts,
+        _counts_of(train, sequences.n_items),
     )
+
+
+def _counts_of(spans: Spans, n_items: int) -> NDArray[np.int64]:
+    """How often each item occurs in spans that follow each other, block by block."""
+    counts = np.zeros(n_items, dtype=np.int64)
+    first = 0
+    while first < len(spans):
+        start = spans.starts[first]
+        reach = int(np.searchsorted(spans.starts, start + BLOCK, side="left"))
+        starts, ends = spans.starts[first:reach] - start, spans.ends[first:reach] - start
+        steps = np.zeros(int(ends[-1]) + 1, dtype=np.int8)
+        np.add.at(steps, starts, 1)  # where a span ends, the next one may begin
+        np.add.at(steps, ends, -1)
+        is_inside = np.cumsum(steps[:-1], dtype=np.int8).view(bool)
+        tokens = spans.tokens[start : start + len(is_inside)]
+        counts += np.bincount(tokens[is_inside], minlength=n_items)
+        first = reach
+    return counts
 
 
 SPLITS = {"leave-one-out": leave_one_out, "global-time": global_time}

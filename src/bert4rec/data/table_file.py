@@ -32,6 +32,7 @@ class TableFile:
     quote: str = ""
     has_header: bool = True
     skip: int = 0  # blank lines before the first row
+    types: tuple[str, ...] = ()  # DuckDB's, of the columns of a Parquet file
 
 
 @contextmanager
@@ -61,11 +62,15 @@ def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
     return gzip.open(path, "rb") if is_gzip else path.open("rb")  # type: ignore[return-value]
 
 
+def has_pattern(path: Path) -> bool:
+    """Is there a letter in the path that DuckDB would expand?"""
+    return any(letter in str(path) for letter in "*?[")
+
+
 def unpack(table: TableFile, folder: Path) -> Path:
     """A plain UTF-8 or Parquet file with the table's content: itself, or a copy in `folder`."""
     is_plain = not table.is_gzip and (table.kind == "parquet" or table.encoding == "utf-8")
-    has_pattern = any(letter in str(table.path) for letter in "*?[")  # DuckDB would expand these
-    if is_plain and not has_pattern:
+    if is_plain and not has_pattern(table.path):
         return table.path
     copy = folder / f"unpacked_{len(list(folder.iterdir()))}"
     with readable(table.path), open_unpacked(table.path, table.is_gzip) as source:

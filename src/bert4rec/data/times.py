@@ -1,0 +1,130 @@
+"""Times as integers: which of their units the rows are in, and the SQL that reads them.
+
+What decides are facts that can be counted apart and added up, so that a table in many pieces on
+many machines gets the same times as in one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import duckdb
+
+from bert4rec.data.interactions import Interactions
+from bert4rec.data.relations import Kind
+
+TimeUnit = Literal["us", "ns"]
+# Today is 1.8e9 s, 1.8e12 ms, 1.8e15 us, 1.8e18 ns: sizes from, sizes below, factor to integers.
+UNITS = ((0.0, 1e11, 10**6), (1e11, 1e14, 1000), (1e14, 1e17, 1), (1e17, 1e19, 1))
+NANOSECONDS_FROM = UNITS[-1][0]
+MAX_RATING = 100
+DECADE = 64  # classes of the histogram that a factor of ten makes; UNITS fall between classes
+
+_NUMBER = 'TRY_CAST("time" AS DOUBLE)'
+_DATE = 'TRY_CAST("time" AS TIMESTAMPTZ)'
+_FINER = "regexp_extract(\"time\", '[.][0-9]{6}([0-9]{1,3})', 1)"  # digits below microseconds
+
+
+@dataclass(frozen=True)
+class TimeFacts:
+    n_numbers: int
+    n_dates: int
+    n_finer: int  # dates with digits below microseconds
+    largest: float | None  # of the numbers that int64 holds
+    sizes: dict[float | None, int]  # how many numbers in each class of the logarithm; None: 0
+
+    @property
+    def median(self) -> float:
+        """The lower end of the class that the median falls into: at most 4 % too small."""
+        n_before, half = 0, (sum(self.sizes.values()) + 1) // 2
+        for size in sorted(self.sizes, key=lambda size: float("-inf") if size is None else size):
+            n_before += self.sizes[size]
+            if n_before >= half:
+                return 0.0 if size is None else float(10 ** (size / DECADE))
+        return 0.0
+
+
+def time_facts(connection: duckdb.DuckDBPyConnection, kind: Kind) -> TimeFacts:
+    """What the times of `rows` look like."""
+    if kind == "timestamp":
+        found = connection.execute('SELECT count(*) FILTER (isfinite("time")) FROM rows').fetchone()
+        assert found is not None
+        return TimeFacts(0, found[0], 0, None, {})
+    is_text = kind == "text"
+    dates = f"count(*) FILTER (isfinite({_DATE}))" if is_text else "0"
+    finer = f"count(*) FILTER (isfinite({_DATE}) AND {_FINER} != '')" if is_text else "0"
+    fits = f"abs({_NUMBER}) < 9.2e18"  # what int64 holds
+    size = f"floor(log10(CASE WHEN {_NUMBER} != 0 THEN abs({_NUMBER}) END) * {DECADE})"
+    found = connection.execute(
+        f"SELECT count(*) FILTER (isfinite({_NUMBER})), {dates}, {finer}, "
+        f"max(abs({_NUMBER})) FILTER ({fits}), histogram({size}) FILTER ({fits}), "
+        f"count(*) FILTER ({_NUMBER} = 0) FROM rows"
+    ).fetchone()
+    assert found is not None
+    n_numbers, n_dates, n_finer, largest, sizes, n_zeros = found
+    return TimeFacts(n_numbers, n_dates, n_finer, largest, {None: n_zeros, **(sizes or {})})
+
+
+def merged(parts: Iterable[TimeFacts]) -> TimeFacts:
+    parts = list(parts)
+    sizes: Counter[float | None] = Counter()
+    for part in parts:
+        sizes.update(part.sizes)
+    return TimeFacts(
+        sum(part.n_numbers for part in parts),
+        sum(part.n_dates for part in parts),
+        sum(part.n_finer for part in parts),
+        max((part.largest for part in parts if part.largest is not None), default=None),
+        dict(sizes),
+    )
+
+
+def time_expression(
+    facts: TimeFacts, kind: Kind, interactions: Interactions
+) -> tuple[str, TimeUnit]:
+    """SQL for the time of a row as an integer, NULL if unreadable, and its unit.
+
+    Nanoseconds are kept, as rounding them could make ties; all else becomes microseconds.
+    """
+    if kind == "timestamp":
+        return 'CASE WHEN isfinite("time") THEN epoch_us("time") END', "us"
+    if facts.n_dates > facts.n_numbers:
+        microseconds = f"CASE WHEN isfinite({_DATE}) THEN epoch_us({_DATE}) END"
+        if not facts.n_finer:
+            return microseconds, "us"
+        nanoseconds = f"TRY_CAST(rpad({_FINER}, 3, '0') AS BIGINT)"
+        return (
+            f"TRY_CAST(({microseconds})::HUGEINT * 1000 + coalesce({nanoseconds}, 0) AS BIGINT)"
+        ), "ns"
+    guessed = next((table for table in interactions.tables if table.is_time_guessed), None)
+    if guessed is not None and facts.largest is not None and facts.largest <= MAX_RATING:
+        column = guessed.columns[guessed.roles["time"]]
+        raise ValueError(
+            f"{guessed.name} has no header, and its {column} looks like a rating, not a time (it "
+            f"is at most {facts.largest:g}): pass rating={column!r} (--rating {column}) if it is "
+            f"one, time={column!r} (--time {column}) otherwise"
+        )
+    return _number_expression(facts.median, kind)
+
+
+def _number_expression(median: float, kind: Kind) -> tuple[str, TimeUnit]:
+    """Times as numbers, in the unit of the median: one absurd time must not decide for all.
+
+    A number that is read as another unit and is 100 times off the median is NULL, a bad row.
+    """
+    least, limit, factor = next(unit for unit in UNITS if median < unit[1])
+    low, high = min(least, median / 100), max(limit, median * 100)
+    unit: TimeUnit = "ns" if least == NANOSECONDS_FROM else "us"
+    is_absurd = f"NOT abs({_NUMBER}) BETWEEN {low} AND {high}"
+    # Integers are not sent through floats, which would round nanoseconds.
+    whole = f'TRY_CAST(TRY_CAST("time" AS HUGEINT) * {factor} AS BIGINT)'
+    if kind == "integer":
+        return f"CASE WHEN {is_absurd} THEN NULL ELSE {whole} END", unit
+    return (
+        f"CASE WHEN {is_absurd} THEN NULL "
+        f"WHEN regexp_full_match(\"time\", '[-+]?[0-9]{{1,19}}') THEN {whole} "
+        f"WHEN isfinite({_NUMBER}) THEN TRY_CAST(round({_NUMBER} * {factor}) AS BIGINT) END"
+    ), unit
