@@ -156,7 +156,6 @@ def test_two_machines_that_differ_say_so_before_they_train(tmp_path: Path) -> No
         (["--processes=2", "--set=model.name=markov"], "markov is fitted in one pass"),
         (["--processes=0"], "--processes is 0"),
         (["--ray-address=here:1"], "add it"),
-        (["--launcher=ray", "--ray-address=127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
     ],
 )
 def test_wrong_settings_are_said_before_any_process_starts(
@@ -166,6 +165,15 @@ def test_wrong_settings_are_said_before_any_process_starts(
     found = CliRunner().invoke(app, command).exception
     assert isinstance(found, ValueError)  # `main` prints it as one sentence
     assert complaint in str(found)
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_no_cluster_at_the_address_is_said_before_any_worker_starts(tmp_path: Path) -> None:
+    place = ["--out", tmp_path / "run", "--launcher", "ray", "--ray-address", "127.0.0.1:9"]
+    process = start("train", "demo", *place)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "no Ray cluster answers at 127.0.0.1:9" in said
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 

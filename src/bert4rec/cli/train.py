@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -75,38 +76,44 @@ def train(
     _check_options(processes, launcher, ray_address, threads)
     compiling = ["training.compile=true"] if compiled else []
     settings = load_config(recipe, config, [*(overrides or ()), *compiling])
-    from bert4rec.training.distributed import joined, was_launched
+    asked = _Asked(settings, out, resume, overwrite, tensorboard, baselines)
+    from bert4rec.training.distributed import ALONE, was_launched
 
     _use_threads(threads)
     if was_launched():
-        with joined() as ranks:
-            sequences = _opened_by_first(table, data, settings, ranks)
-            if ranks.is_first:
-                _train(sequences, settings, out, resume, overwrite, tensorboard, baselines, ranks)
-            else:
-                _train_beside(sequences, settings, out, ranks)
+        _train_together(asked, table, data)
         return
     sequences = table.open(data, settings.data)
-    if processes == 1 or launcher == "ray":  # else the first of the processes says it
-        describe(sequences)
     if launcher == "ray":
-        options = (out, processes, ray_address, resume, overwrite, baselines)
-        _train_on_ray(sequences, settings, *options)
-    elif processes > 1:
-        given = [
-            ("--recipe", recipe),
-            ("--config", config),
-            *(("--set", o) for o in overrides or ()),
-        ]
-        words = [str(word) for name, value in given if value is not None for word in (name, value)]
-        flags = {"--resume": resume, "--overwrite": overwrite, "--tensorboard": tensorboard}
-        flags |= {"--compile": compiled, "--no-baselines": not baselines}
-        words += [flag for flag, is_given in flags.items() if is_given]
-        _train_in_processes(sequences, settings, out, words, processes, resume, overwrite)
+        describe(sequences)
+        _train_on_ray(asked, sequences, processes, ray_address)
+    elif processes > 1:  # the first of them describes the data
+        words = ["--recipe", recipe, *([] if config is None else ["--config", str(config)])]
+        words += [word for each in overrides or () for word in ("--set", each)]
+        words += ["--compile"] if compiled else []
+        _train_in_processes(asked, sequences, words, processes)
     else:
-        from bert4rec.training.distributed import ALONE
+        describe(sequences)
+        _train(asked, sequences, ALONE)
 
-        _train(sequences, settings, out, resume, overwrite, tensorboard, baselines, ALONE)
+
+@dataclass(frozen=True)
+class _Asked:
+    settings: Config
+    out: Path
+    resume: bool
+    overwrite: bool
+    tensorboard: bool
+    baselines: bool
+
+    def as_flags(self) -> list[str]:
+        flags = {"--resume": self.resume, "--overwrite": self.overwrite}
+        flags |= {"--tensorboard": self.tensorboard, "--no-baselines": not self.baselines}
+        return [flag for flag, is_given in flags.items() if is_given]
+
+    def again(self) -> list[str]:
+        """How to go on with it."""
+        return ["bert4rec", *sys.argv[1:], *([] if self.resume else ["--resume"])]
 
 
 def _check_options(
@@ -135,39 +142,43 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def _train_together(asked: _Asked, table: TableOptions, data: str) -> None:
+    """As one of several processes that torchrun started."""
+    from bert4rec.launch.torchrun import has_failed_before, remember_failure
+    from bert4rec.training.distributed import joined
+
+    if has_failed_before(asked.out):
+        raise typer.Exit(1)
+    try:
+        with joined() as ranks:
+            sequences = _opened_by_first(table, data, asked.settings, ranks)
+            (_train if ranks.is_first else _train_beside)(asked, sequences, ranks)
+    except ValueError as error:
+        remember_failure(asked.out, error)
+        raise
+
+
 def _opened_by_first(table: TableOptions, data: str, settings: Config, ranks: Ranks) -> Sequences:
     """The data, prepared by one process for all, which find it at the same place."""
     from bert4rec.data.sequences import Sequences
 
-    if (Path(data) / "meta.json").is_file():
+    if ranks.is_first:
         sequences = table.open(data, settings.data)
-        if ranks.is_first:
-            describe(sequences)
+        describe(sequences)
+        ranks.of_first(str(sequences.directory))
         return sequences
-    if not ranks.is_first:
-        place = Path(ranks.of_first(None))
-        if not (place / "meta.json").is_file():
-            raise ValueError(
-                f"the data that the first process prepared is not at {place} here: prepare it with "
-                "`bert4rec data prepare --out` into a folder that all machines share"
-            )
-        return Sequences.load(place)
-    sequences = table.open(data, settings.data)
-    describe(sequences)
-    ranks.of_first(str(sequences.directory))
-    return sequences
+    place = Path(ranks.of_first(None))
+    if (Path(data) / "meta.json").is_file():  # a copy of its own, perhaps: they are compared later
+        return table.open(data, settings.data)
+    if not (place / "meta.json").is_file():
+        raise ValueError(
+            f"the data that the first process prepared is not at {place} here: prepare it with "
+            "`bert4rec data prepare --out` into a folder that all machines share"
+        )
+    return Sequences.load(place)
 
 
-def _train(
-    sequences: Sequences,
-    settings: Config,
-    out: Path,
-    resume: bool,
-    overwrite: bool,
-    tensorboard: bool,
-    baselines: bool,
-    ranks: Ranks,
-) -> None:
+def _train(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
     from bert4rec.pipeline import train_recommender
     from bert4rec.training.loop import Interrupted
 
@@ -175,86 +186,66 @@ def _train(
         with progress_bar("evaluating") as on_evaluation:
             outcome = train_recommender(
                 sequences,
-                settings,
-                out,
-                resume=resume,
-                overwrite=overwrite,
-                tensorboard=tensorboard,
-                baselines=baselines,
+                asked.settings,
+                asked.out,
+                resume=asked.resume,
+                overwrite=asked.overwrite,
+                tensorboard=asked.tensorboard,
+                baselines=asked.baselines,
                 console=errors,
                 on_evaluation=on_evaluation,
                 ranks=ranks,
             )
     except Interrupted:
-        raise stopped(out, _again(resume)) from None
-    _show(sequences, outcome, out)
+        raise stopped(asked.out, asked.again()) from None
+    _show(sequences, outcome, asked.out)
 
 
-def _train_beside(sequences: Sequences, settings: Config, out: Path, ranks: Ranks) -> None:
+def _train_beside(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
     from bert4rec.cli.console import EXIT_INTERRUPTED
     from bert4rec.pipeline import train_beside
     from bert4rec.training.loop import Interrupted
 
     try:
-        train_beside(sequences, settings, out, ranks)
+        train_beside(sequences, asked.settings, asked.out, ranks)
     except Interrupted:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _train_in_processes(
-    sequences: Sequences,
-    settings: Config,
-    out: Path,
-    words: list[str],
-    n: int,
-    resume: bool,
-    overwrite: bool,
-) -> None:
+def _train_in_processes(asked: _Asked, sequences: Sequences, words: list[str], n: int) -> None:
     from bert4rec.launch.torchrun import Failed, Stopped, start_processes
     from bert4rec.pipeline import check_directory, check_training
 
-    check_training(sequences, settings, n)
-    check_directory(out, resume, overwrite)
+    check_training(sequences, asked.settings, n)
+    check_directory(asked.out, asked.resume, asked.overwrite)
+    place = ["train", str(sequences.directory), "--out", str(asked.out)]
     try:
-        start_processes(["train", str(sequences.directory), "--out", str(out), *words], n)
+        start_processes([*place, *words, *asked.as_flags()], n)
     except Failed:
         raise typer.Exit(1) from None
     except Stopped:
-        raise stopped(out, _again(resume)) from None
+        raise stopped(asked.out, asked.again()) from None
 
 
-def _train_on_ray(
-    sequences: Sequences,
-    settings: Config,
-    out: Path,
-    n: int,
-    address: str | None,
-    resume: bool,
-    overwrite: bool,
-    baselines: bool,
-) -> None:
+def _train_on_ray(asked: _Asked, sequences: Sequences, n: int, address: str | None) -> None:
     from bert4rec.launch.on_ray import train_on_ray
     from bert4rec.pipeline import check_directory, check_training, saved_outcome
 
-    check_training(sequences, settings, n)
-    check_directory(out, resume, overwrite)
+    check_training(sequences, asked.settings, n)
+    check_directory(asked.out, asked.resume, asked.overwrite)
     assert sequences.directory is not None
     train_on_ray(
         sequences.directory,
-        settings,
-        out,
+        asked.settings,
+        asked.out,
         n_processes=n,
         address=address,
-        resume=resume,
-        overwrite=overwrite,
-        baselines=baselines,
+        resume=asked.resume,
+        overwrite=asked.overwrite,
+        baselines=asked.baselines,
         say=say,
     )
-    _show(sequences, saved_outcome(out), out)
-
-
-def _again(resume: bool) -> list[str]:
-    return ["bert4rec", *sys.argv[1:], *([] if resume else ["--resume"])]
+    _show(sequences, saved_outcome(asked.out), asked.out)
 
 
 def _show(sequences: Sequences, outcome: Outcome, out: Path) -> None:

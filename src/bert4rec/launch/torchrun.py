@@ -6,8 +6,14 @@ errors that the processes have already told.
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
+from bert4rec.durable import write_file
+from bert4rec.training.distributed import is_restart, launch_id
+
+FAILED = ".failed.json"
 MOST_RESTARTS = 3
 
 
@@ -35,3 +41,20 @@ def start_processes(words: list[str], n: int) -> None:
         raise Failed from None
     except (SignalException, KeyboardInterrupt):
         raise Stopped from None
+
+
+def remember_failure(out: Path, error: Exception) -> None:
+    """A mistake in the input stays one: torchrun need not hear of it once for every restart."""
+    if out.is_dir():
+        write_file(out / FAILED, json.dumps({"launch": launch_id(), "error": str(error)}))
+
+
+def has_failed_before(out: Path) -> bool:
+    """Whether this launch has already ended by a mistake in the input, and said so."""
+    path = out / FAILED
+    if not path.is_file():
+        return False
+    is_same = is_restart() and json.loads(path.read_text())["launch"] == launch_id()
+    if not is_same:
+        path.unlink(missing_ok=True)
+    return is_same
