@@ -16,8 +16,8 @@ serve-demo: .venv/.serve  ## open the web page on the demo model (made first if 
 	$(BIN)/bert4rec serve runs/demo --compare runs/demo/baselines/markov \
 		--store sqlite:runs/demo.histories.db --open
 
-test: .venv/.dev  ## run all tests
-	$(BIN)/python -m pytest
+test: .venv/.dev  ## run all tests, in two processes
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 soak: .venv/.dev  ## the long form of the service's tests: reloads, ends, kills and fuzz, under load
 	$(BIN)/python benchmarks/serving/soak.py

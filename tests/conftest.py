@@ -1,4 +1,7 @@
-"""What several tests share: the real data sets and a real Redis, when this machine has them."""
+"""What several tests share: the real data sets and a real Redis, when this machine has them.
+
+`make test` runs files in two processes at once; what that needs is here too.
+"""
 
 import os
 import shutil
@@ -8,7 +11,51 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+# Threads of torch that wait for each other sleep instead of spinning: whoever runs beside this
+# process, another one of tests or a server, has use for the core. No result depends on it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+
+# No test is about time, and whatever runs beside it may take the core for a while.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+# Files that take long come first, so that no process is left with one when the other is done.
+LONG = (
+    "test_end_to_end.py",
+    "test_resume.py",
+    "test_serving_under_load.py",
+    "test_page.py",
+    "test_prepare.py",
+    "test_lab.py",
+    "test_serving.py",
+    "test_plan.py",
+    "test_contract.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return LONG.index(item.path.name) if item.path.name in LONG else len(LONG)
+
+    items.sort(key=place)  # keeps the order within a file
+
+
+class ByFile(LoadFileScheduling):
+    """A file's tests share its fixtures in one process; those with Ray share one runtime there."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "ray" if Path(file).name.startswith("test_ray_") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """For `pytest -n`, however the tests would be dealt out otherwise."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

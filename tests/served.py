@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -72,15 +73,24 @@ class Served:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port that only a server of this process will take.
+
+    Servers begin to listen seconds after this. By then the system may have given a port of its own
+    range to somebody's connection, and another process of the tests may have found the same one
+    free: each keeps to every n-th port below that range.
+    """
+    n_processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = random.randrange(10_000 + number, 32_000, n_processes)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
 def serve(
-    model: Path, *options: str, environment: dict[str, str] | None = None, within: float = 60
+    model: Path, *options: str, environment: dict[str, str] | None = None, within: float = 120
 ) -> Iterator[Served]:
     """Ready when this is entered; ended (by SIGTERM, then SIGKILL) when it is left."""
     port = free_port()

@@ -29,7 +29,7 @@ def bert4rec(*arguments: object, cache: Path, fails: bool = False) -> str:
         env=os.environ | {"BERT4REC_CACHE": str(cache), "COLUMNS": "160"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=550,  # below that of a test; two processes of tests share the machine
     )
     assert "Traceback" not in done.stderr
     assert (done.returncode != 0) == fails, done.stderr

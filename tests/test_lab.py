@@ -67,7 +67,7 @@ def run_command(place: Path, *arguments: str) -> subprocess.CompletedProcess[str
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
     )
 
 
@@ -204,11 +204,11 @@ def test_interrupted_in_mid_training_and_continued(
     process = subprocess.Popen(
         command(*arguments), cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=120)[1]
     assert process.returncode == 130, message
     assert "To go on:" in message
     assert "long.toml --out interrupted" in message

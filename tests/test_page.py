@@ -288,6 +288,23 @@ def test_filters_are_kept_in_the_link_and_taken_back_by_the_back_button(
     assert page.url.endswith("k=50&seen=show")
 
 
+def test_late_suggestions_do_not_cover_what_was_chosen_before_they_came(desk: Visit) -> None:
+    page = desk.open(LINK)
+    page.locator("#filters summary").click()
+    box = page.get_by_role("combobox", name="Search items to allow")
+    box.click()
+    popular = page.get_by_role("option", name="Title 7")
+    expect(popular).to_be_visible()
+    typed = re.compile(r"/v1/items\?.*query=Title")
+    page.route(typed, lambda route: None)  # never answered
+    with page.expect_request(typed):
+        page.keyboard.type("Title 7")
+    with page.expect_event("requestfailed"):  # its answer can open nothing any more
+        popular.click()
+    expect(page.locator("#allow li")).to_have_count(1)
+    expect(page.locator("#allow-search-list")).to_be_hidden()
+
+
 def test_two_models_stand_side_by_side_with_marks_for_what_both_chose(
     desk: Visit, recommender: Recommender
 ) -> None:

@@ -50,7 +50,7 @@ if mode == "step":
 if mode == "save":  # weights are written, the manifest is not
     durable.write_manifest = die_at(durable.write_manifest)
 config = small_config(
-    "epochs=6", "second_stage.epochs=4", "training.checkpoint_minutes=CHECKPOINT_MINUTES"
+    "epochs=3", "second_stage.epochs=2", "training.checkpoint_minutes=CHECKPOINT_MINUTES"
 )
 try:
     pipeline.train_recommender(
@@ -102,9 +102,9 @@ def learning_curve(run: Path) -> list[tuple[object, ...]]:
     ("mode", "number"),
     [
         ("step", 4),  # in the middle of the first epoch
-        ("step", 53),  # in the second stage
+        ("step", 30),  # in the second stage
         ("save", 5),
-        ("save", 50),
+        ("save", 30),
     ],
 )
 def test_killed_and_resumed_gives_the_same_bits(
@@ -154,7 +154,7 @@ def test_asked_to_stop_it_finishes_the_step_and_saves(
 
 
 def test_another_seed_gives_another_model(uninterrupted: Path, tmp_path: Path) -> None:
-    config = small_config("epochs=6", "second_stage.epochs=4", "training.seed=1")
+    config = small_config("epochs=3", "second_stage.epochs=2", "training.seed=1")
     sequences = random_histories(0, n_users=120)
     train_recommender(sequences, config, tmp_path / "other", console=quiet())
     other = sha256(tmp_path / "other" / "model.safetensors")
@@ -167,7 +167,7 @@ def test_resuming_with_other_settings_or_into_a_finished_model_is_refused(
     sequences = random_histories(0, n_users=120)
     out = tmp_path / "model"
     assert run(out, "step", 9) == -signal.SIGKILL
-    config = small_config("epochs=7", "second_stage.epochs=4", "training.checkpoint_minutes=0")
+    config = small_config("epochs=4", "second_stage.epochs=2", "training.checkpoint_minutes=0")
     with pytest.raises(ValueError, match=r"different: config\.training\.epochs\)"):
         train_recommender(sequences, config, out, resume=True, console=quiet())
     with pytest.raises(ValueError, match="--resume"):

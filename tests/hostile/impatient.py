@@ -45,7 +45,7 @@ def impatient(model: Path, environment: dict[str, str], seconds: float) -> Itera
         )
     served = Served(f"http://127.0.0.1:{settings.port}", settings.port, process, log)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{served.url}/readyz", trust_env=False).status_code == 200:

@@ -70,6 +70,7 @@ export function combobox(box, { find, take, nothing, failed, staysOpen = false }
     options = [];
     open(false);
     if (staysOpen) ask();
+    else stop(); // a late answer would open the list again, over what was chosen
     take(chosen);
   }
 
