@@ -9,15 +9,23 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from ray_runtime import ray_address
-from toys import random_histories, small_config
+from toys import quiet, random_histories, small_config
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
 from bert4rec.config import load_config
 from bert4rec.durable import sha256
 from bert4rec.launch.on_ray import train_on_ray
-from bert4rec.pipeline import check_training
+from bert4rec.pipeline import check_training, train_recommender
+from bert4rec.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    State,
+    load_checkpoint,
+    save_checkpoint,
+)
 from bert4rec.training.shards import Shards, check_shards, deal, share_of_batch
 
 # Without dropout nothing differs between one process and two but the order of sums.
@@ -175,6 +183,33 @@ def test_no_cluster_at_the_address_is_said_before_any_worker_starts(tmp_path: Pa
     assert process.returncode == 1
     assert "no Ray cluster answers at 127.0.0.1:9" in said
     assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["", "a-launch"])
+def test_a_restart_never_replaces_a_finished_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies before it has looked at the directory is started again by torchrun."""
+    sequences, config = random_histories(0), small_config("training.steps=2")
+    train_recommender(sequences, config, tmp_path / "run", baselines=False, console=quiet())
+    before = sha256(tmp_path / "run" / "model.safetensors")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+    with pytest.raises(ValueError, match="holds a finished model"):
+        train_recommender(sequences, config, tmp_path / "run", console=quiet())
+    assert sha256(tmp_path / "run" / "model.safetensors") == before
+
+
+def test_what_was_read_of_a_checkpoint_stays_when_its_files_go(tmp_path: Path) -> None:
+    """On shared storage a mapped file that another machine deletes kills whoever reads it."""
+    state = {"weight": torch.arange(5.0)}
+    save_checkpoint(tmp_path, Checkpoint(Progress(), State(state, {}, state), {}))
+    found = load_checkpoint(tmp_path)
+    assert found is not None
+    weight = found.state.weights["weight"]
+    for path in (tmp_path / "checkpoints").rglob("*.safetensors"):
+        path.write_bytes(b"")
+    assert weight.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_every_user_is_in_one_shard_and_all_shards_end_together() -> None:

@@ -180,7 +180,7 @@ class TrainingConfig(Settings):
     shards: Positive | None = Field(
         None,
         description="parts that the users are dealt into, each trained by one process at a time; "
-        "none is one a process. What is learned depends on it, and not on the processes",
+        "none is one a process. Batches and masks depend on it, and not on the processes",
     )
     shard_items: bool = Field(
         False,

@@ -76,10 +76,10 @@ def train_recommender(
     assert ranks.is_first
     out = Path(out)
     split = check_training(sequences, config, ranks.n)
-    is_again = _is_again(out)
-    if not is_again:
+    if _is_again(out, config, overwrite):
+        resume = True
+    else:
         check_directory(out, resume, overwrite)
-    resume = has_checkpoint(out) if is_again else resume
     model, facts = _fit(split, sequences, config, out, resume, tensorboard, console, ranks)
     torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
     about = _about(sequences, config) | facts
@@ -95,10 +95,11 @@ def train_recommender(
         settings = config.of_model(name)
         rival = Recommender(baseline, sequences.vocabulary, settings, _about(sequences, settings))
         rival.save(out / "baselines" / name)  # so that it can be asked and served, too
-    note = recommender.index_if_large(split.validation.histories)
-    if note and console:
-        console.print(note, markup=False, highlight=False)
     recommender.save(out)
+    if note := recommender.index_if_large(split.validation.histories):
+        recommender.save_index(out)
+        if console:
+            console.print(note, markup=False, highlight=False)
     delete_checkpoints(out)
     return Outcome(recommender, evaluation, dict(sorted(rivals.items())))
 
@@ -185,7 +186,10 @@ def _fit(
         available //= processes_here()
     n_users = sequences.n_users
     plan = check_memory(config, split.n_items, longest, available, n_users, ranks.n)
-    hardware = choose_hardware(config.training)
+    training = config.training
+    if training.shard_items:
+        training = training.model_copy(update={"device": "cpu"})
+    hardware = choose_hardware(training)
     torch.manual_seed(config.training.seed)
     # Of a sharded table the whole is made when the training is over, by the first process.
     with torch.device("meta" if config.training.shard_items else "cpu"):
@@ -273,10 +277,17 @@ def _n_shards(config: Config, out: Path, resume: bool, n_processes: int, n_users
     return wanted
 
 
-def _is_again(out: Path) -> bool:
+def _is_again(out: Path, config: Config, overwrite: bool) -> bool:
     """Whether whoever launched us has started its processes anew: we go on without being told."""
+    if not has_checkpoint(out):
+        return False
     name = launch_id()
-    return is_restart() or (name is not None and begun_by(out) == name)
+    if name is None:
+        return is_restart()
+    is_other = identity_of(out).get("config") != config.model_dump(mode="json")
+    if overwrite and is_other and not is_restart():
+        return False  # a name that was used before, for a run that is to be replaced
+    return begun_by(out) == name
 
 
 def _check_same_directory(out: Path, ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bert4rec.cli.console import ConfigFile, Overrides, Recipe, errors, progress_bar, say, stopped
+from bert4rec.cli.console import (
+    EXIT_INTERRUPTED,
+    ConfigFile,
+    Overrides,
+    Recipe,
+    errors,
+    progress_bar,
+    say,
+    stopped,
+)
 from bert4rec.cli.shown import describe, next_commands, show_outcome
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
@@ -45,7 +55,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads of a process; by default all cores, with Ray one."),
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Use torch.compile, as --set compile=true does.")
     ] = False,
@@ -81,12 +94,14 @@ def train(
 
     _use_threads(threads)
     if was_launched():
+        if processes > 1 or launcher is not None:
+            raise ValueError("--processes and --launcher do nothing under torchrun: leave them out")
         _train_together(asked, table, data)
         return
     sequences = table.open(data, settings.data)
     if launcher == "ray":
         describe(sequences)
-        _train_on_ray(asked, sequences, processes, ray_address)
+        _train_on_ray(asked, sequences, processes, threads or 1, ray_address)
     elif processes > 1:  # the first of them describes the data
         words = ["--recipe", recipe, *([] if config is None else ["--config", str(config)])]
         words += [word for each in overrides or () for word in ("--set", each)]
@@ -123,7 +138,7 @@ def _check_options(
         raise ValueError(f"--processes is {processes}: use one or more")
     if threads is not None and threads < 1:
         raise ValueError(f"--threads is {threads}: use one or more")
-    if threads is not None and (processes > 1 or launcher == "ray"):
+    if threads is not None and processes > 1 and launcher != "ray":
         raise ValueError(
             "--threads does nothing with several processes, which share the cores: leave it out"
         )
@@ -144,15 +159,18 @@ def _use_threads(threads: int | None) -> None:
 
 def _train_together(asked: _Asked, table: TableOptions, data: str) -> None:
     """As one of several processes that torchrun started."""
-    from bert4rec.launch.torchrun import has_failed_before, remember_failure
-    from bert4rec.training.distributed import joined
+    from bert4rec.launch.failure import failure_of, forget_failure, remember_failure
+    from bert4rec.training.distributed import is_restart, joined, launch_id
 
-    if has_failed_before(asked.out):
-        raise typer.Exit(1)
+    if is_restart() and failure_of(asked.out, launch_id()) is not None:
+        raise typer.Exit(1)  # it was said, and would be so again
+    if os.environ.get("RANK") == "0":
+        forget_failure(asked.out)
     try:
         with joined() as ranks:
             sequences = _opened_by_first(table, data, asked.settings, ranks)
             (_train if ranks.is_first else _train_beside)(asked, sequences, ranks)
+            ranks.wait_for_first()
     except ValueError as error:
         remember_failure(asked.out, error)
         raise
@@ -179,6 +197,7 @@ def _opened_by_first(table: TableOptions, data: str, settings: Config, ranks: Ra
 
 
 def _train(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
+    from bert4rec.launch.torchrun import STARTED_BY_US
     from bert4rec.pipeline import train_recommender
     from bert4rec.training.loop import Interrupted
 
@@ -197,12 +216,13 @@ def _train(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
                 ranks=ranks,
             )
     except Interrupted:
+        if STARTED_BY_US in os.environ:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         raise stopped(asked.out, asked.again()) from None
     _show(sequences, outcome, asked.out)
 
 
 def _train_beside(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
-    from bert4rec.cli.console import EXIT_INTERRUPTED
     from bert4rec.pipeline import train_beside
     from bert4rec.training.loop import Interrupted
 
@@ -215,6 +235,7 @@ def _train_beside(asked: _Asked, sequences: Sequences, ranks: Ranks) -> None:
 def _train_in_processes(asked: _Asked, sequences: Sequences, words: list[str], n: int) -> None:
     from bert4rec.launch.torchrun import Failed, Stopped, start_processes
     from bert4rec.pipeline import check_directory, check_training
+    from bert4rec.training.checkpoint import has_checkpoint
 
     check_training(sequences, asked.settings, n)
     check_directory(asked.out, asked.resume, asked.overwrite)
@@ -224,10 +245,15 @@ def _train_in_processes(asked: _Asked, sequences: Sequences, words: list[str], n
     except Failed:
         raise typer.Exit(1) from None
     except Stopped:
+        if not has_checkpoint(asked.out):
+            errors.print("Stopped before the first checkpoint: nothing is lost, begin again")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         raise stopped(asked.out, asked.again()) from None
 
 
-def _train_on_ray(asked: _Asked, sequences: Sequences, n: int, address: str | None) -> None:
+def _train_on_ray(
+    asked: _Asked, sequences: Sequences, n: int, n_threads: int, address: str | None
+) -> None:
     from bert4rec.launch.on_ray import train_on_ray
     from bert4rec.pipeline import check_directory, check_training, saved_outcome
 
@@ -239,6 +265,7 @@ def _train_on_ray(asked: _Asked, sequences: Sequences, n: int, address: str | No
         asked.settings,
         asked.out,
         n_processes=n,
+        n_threads=n_threads,
         address=address,
         resume=asked.resume,
         overwrite=asked.overwrite,

@@ -14,10 +14,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert4rec.cluster import connect
 from bert4rec.config import Config, parse_config
+
+if TYPE_CHECKING:
+    from bert4rec.data.sequences import Sequences
 
 MOST_RESTARTS = 3
 SAID = "said.txt"  # what the first worker says, for whoever waits
@@ -29,6 +32,7 @@ def train_on_ray(
     out: Path,
     *,
     n_processes: int,
+    n_threads: int = 1,
     address: str | None,
     resume: bool,
     overwrite: bool,
@@ -36,13 +40,17 @@ def train_on_ray(
     say: Callable[[str], None],
 ) -> None:
     """Train on the prepared data, evaluate, and save to `out`, with one worker a process."""
-    with connect(address, n_workers=n_processes):
+    with connect(address, n_workers=n_processes * n_threads):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
+
+        from bert4rec.launch.failure import failure_of, forget_failure
+        from bert4rec.training.distributed import LONGEST_WAIT
 
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
         (out / SAID).write_text("", encoding="utf-8")
+        launch = uuid.uuid4().hex
         given = {
             "data": str(data.resolve()),
             "config": config.model_dump(mode="json"),
@@ -50,14 +58,22 @@ def train_on_ray(
             "resume": resume,
             "overwrite": overwrite,
             "baselines": baselines,
-            "launch": uuid.uuid4().hex,
+            "launch": launch,
+            "threads": n_threads,
         }
         uses_gpu = config.training.device == "cuda"
         trainer = TorchTrainer(
             _worker,
             train_loop_config=given,
-            torch_config=TorchConfig(backend="nccl" if uses_gpu else "gloo"),
-            scaling_config=ScalingConfig(num_workers=n_processes, use_gpu=uses_gpu),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if uses_gpu else "gloo",
+                timeout_s=int(LONGEST_WAIT.total_seconds()),
+            ),
+            scaling_config=ScalingConfig(
+                num_workers=n_processes,
+                use_gpu=uses_gpu,
+                resources_per_worker={"CPU": n_threads} | ({"GPU": 1} if uses_gpu else {}),
+            ),
             run_config=RunConfig(
                 name="ray",
                 storage_path=str(out),
@@ -68,8 +84,11 @@ def train_on_ray(
             with _following(out / SAID, say):
                 trainer.fit()
         except Exception as error:
-            raise _plain(error) from None
+            if (reason := failure_of(out, launch)) is not None:
+                raise ValueError(reason) from None
+            raise RuntimeError(f"the training on Ray failed: {error}") from None
         finally:
+            forget_failure(out)
             shutil.rmtree(out / "ray", ignore_errors=True)
             (out / SAID).unlink(missing_ok=True)
 
@@ -77,26 +96,35 @@ def train_on_ray(
 def _worker(given: dict[str, Any]) -> None:
     """What each of Ray's workers does."""
     import torch
-    from rich.console import Console
 
     from bert4rec.data.sequences import Sequences
-    from bert4rec.pipeline import train_beside, train_recommender
-    from bert4rec.training.distributed import joined
+    from bert4rec.launch.failure import failure_of, remember_failure
 
     os.environ["BERT4REC_LAUNCH"] = given["launch"]
     config, out = parse_config(given["config"], "the driver's settings"), Path(given["out"])
-    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    torch.set_num_threads(given["threads"])
+    if (said := failure_of(out, given["launch"])) is not None:
+        raise ValueError(said)  # Ray starts us again, whatever the reason was
     if not (Path(given["data"]) / "meta.json").is_file():
         raise ValueError(
             f"{given['data']} cannot be seen from a worker: prepare the data with `bert4rec data "
             "prepare --out` into a folder that all machines share"
         )
-    sequences = Sequences.load(given["data"])
-    with joined() as ranks:
-        if not ranks.is_first:
-            train_beside(sequences, config, out, ranks)
-            return
-        with (out / SAID).open("a", encoding="utf-8", buffering=1) as file:
+    try:
+        _train(Sequences.load(given["data"]), config, out, given)
+    except ValueError as error:
+        remember_failure(out, error)
+        raise
+
+
+def _train(sequences: Sequences, config: Config, out: Path, given: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from bert4rec.pipeline import train_beside, train_recommender
+    from bert4rec.training.distributed import joined
+
+    with joined() as ranks, (out / SAID).open("a", encoding="utf-8", buffering=1) as file:
+        if ranks.is_first:
             train_recommender(
                 sequences,
                 config,
@@ -107,6 +135,9 @@ def _worker(given: dict[str, Any]) -> None:
                 console=Console(file=file, force_terminal=False, width=200),
                 ranks=ranks,
             )
+        else:
+            train_beside(sequences, config, out, ranks)
+        ranks.wait_for_first()
 
 
 @contextlib.contextmanager
@@ -130,15 +161,3 @@ def _following(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-
-
-def _plain(error: BaseException) -> Exception:
-    """The error of a worker without Ray's pages around it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        failures = getattr(cause, "worker_failures", None) or {}
-        inner = next(iter(failures.values()), None) or getattr(cause, "cause", None)
-        if isinstance(cause, ValueError):
-            return ValueError(str(cause).strip().splitlines()[-1].removeprefix("ValueError: "))
-        cause = inner if isinstance(inner, BaseException) else cause.__cause__
-    return RuntimeError(f"the training on Ray failed: {error}")

@@ -6,14 +6,9 @@ errors that the processes have already told.
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
-from bert4rec.durable import write_file
-from bert4rec.training.distributed import is_restart, launch_id
-
-FAILED = ".failed.json"
+STARTED_BY_US = "BERT4REC_STARTED_PROCESSES"  # in their environment: who started them speaks
 MOST_RESTARTS = 3
 
 
@@ -33,6 +28,7 @@ def start_processes(words: list[str], n: int) -> None:
     from torch.distributed.run import get_args_parser, run
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
+    os.environ[STARTED_BY_US] = "1"
     options = ["--standalone", "--nproc-per-node", str(n), "--max-restarts", str(MOST_RESTARTS)]
     arguments = get_args_parser().parse_args([*options, "-m", "bert4rec", *words])
     try:
@@ -41,20 +37,3 @@ def start_processes(words: list[str], n: int) -> None:
         raise Failed from None
     except (SignalException, KeyboardInterrupt):
         raise Stopped from None
-
-
-def remember_failure(out: Path, error: Exception) -> None:
-    """A mistake in the input stays one: torchrun need not hear of it once for every restart."""
-    if out.is_dir():
-        write_file(out / FAILED, json.dumps({"launch": launch_id(), "error": str(error)}))
-
-
-def has_failed_before(out: Path) -> bool:
-    """Whether this launch has already ended by a mistake in the input, and said so."""
-    path = out / FAILED
-    if not path.is_file():
-        return False
-    is_same = is_restart() and json.loads(path.read_text())["launch"] == launch_id()
-    if not is_same:
-        path.unlink(missing_ok=True)
-    return is_same

@@ -59,7 +59,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self._path_of[name], "pt") as file:
             tensor: Tensor = file.get_tensor(name)
-        return tensor
+            return tensor.clone()  # it is a map of the file, which the next checkpoint deletes
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._path_of)
@@ -88,22 +88,25 @@ class Checkpoint:
 def save_checkpoint(run: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> None:
     """Called by all processes; each writes the tensors that it has, the first one the rest."""
     if not ranks.is_first:
-        _write(checkpoint.state, Path(ranks.of_first(None)), ranks)
+        _write(checkpoint.state, run / "checkpoints" / ranks.of_first(None), ranks)
         ranks.wait()  # all parts are there
         ranks.wait()  # it has its name
         return
     folder = run / "checkpoints"
     number = max((int(path.name) for path in _complete(folder)), default=0) + 1
     with new_directory(folder / f"{number:06d}") as directory:
-        ranks.of_first(str(directory))
+        ranks.of_first(directory.name)
         _write(checkpoint.state, directory, ranks)
         facts = {"identity": checkpoint.identity, "launch": checkpoint.launch}
         text = json.dumps({"progress": asdict(checkpoint.progress)} | facts)
         (directory / "state.json").write_text(text, encoding="utf-8")
         ranks.wait()
+        for rank in range(ranks.n):
+            if not (directory / _file_name("best", rank, ranks.n)).is_file():
+                raise ValueError(f"{directory} has no part of process {rank}: is --out shared?")
     for path in folder.iterdir():  # older ones, and what a killed process left
         if path.name != f"{number:06d}":
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
     ranks.wait()
 
 
@@ -137,12 +140,15 @@ def identity_of(run: Path) -> dict[str, Any]:
 
 
 def _write(state: State, directory: Path, ranks: Ranks) -> None:
-    suffix = "" if ranks.n == 1 else f"-{ranks.rank}"
     for kind in ("weights", "optimizer", "best"):
         tensors = {
             name: tensor.detach().contiguous() for name, tensor in getattr(state, kind).items()
         }
-        save_file(tensors, directory / f"{kind}{suffix}.safetensors")
+        save_file(tensors, directory / _file_name(kind, ranks.rank, ranks.n))
+
+
+def _file_name(kind: str, rank: int, n: int) -> str:
+    return f"{kind}.safetensors" if n == 1 else f"{kind}-{rank}.safetensors"
 
 
 def has_checkpoint(run: Path) -> bool:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 # One process may prepare data or evaluate for a long time while the others wait for it. One that
 # dies is noticed at once by its closed connection, and need not wait for this.
 LONGEST_WAIT = timedelta(hours=24)
+FURTHEST_APART = 1e-3  # that sums of the same weights may be, as a share of their sizes
 NO_ID = ("", "none")  # what torchrun says without --rdzv-id
 
 
@@ -78,8 +79,33 @@ class Ranks:
         return self.gathered(value if self.is_first else None)[0]
 
     def wait(self) -> None:
-        if self.n > 1:
-            dist.barrier()
+        self.sums(0.0)  # a barrier of torch's own would choose a GPU
+
+    def wait_for_first(self) -> None:
+        """Until the first has evaluated and saved: torchrun ends in minutes if others are gone."""
+        self.wait()
+
+    def alike(self, tensors: Iterable[Tensor]) -> None:
+        """Make tensors the same to the last bit, by the first's, that should be but for rounding.
+
+        Processors of different kinds add in different orders.
+        """
+        tensors = list(tensors)
+        if self.n == 1:
+            return
+        sums = [float(each.detach().double().sum()) for each in tensors]
+        size = sum(float(each.detach().double().abs().sum()) for each in tensors)
+        theirs = self.gathered(sums)
+        if all(each == theirs[0] for each in theirs):
+            return
+        furthest = max(abs(a - b) for each in theirs for a, b in zip(each, theirs[0], strict=True))
+        if not furthest <= FURTHEST_APART * size:
+            raise ValueError(
+                f"the processes have drifted apart (by {furthest:.2g} of {size:.2g}): their "
+                "machines compute different things; resume on machines of one kind"
+            )
+        for each in tensors:
+            dist.broadcast(each.detach(), 0)
 
     def check_same(self, **facts: Any) -> None:
         """A ValueError on every process when one of `facts` is not the same for all."""
@@ -97,7 +123,8 @@ ALONE = Ranks()
 
 def was_launched() -> bool:
     """Whether torchrun, or Ray, started this process as one of several."""
-    return dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
+    is_one_of_several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return is_one_of_several or dist.is_initialized()
 
 
 @contextlib.contextmanager
@@ -117,7 +144,8 @@ def joined() -> Iterator[Ranks]:
             )
         yield Ranks(dist.get_world_size(), dist.get_rank())
     except RuntimeError as error:
-        if not any(word in str(error) for word in ("gloo", "NCCL")):
+        is_about_others = any(word in str(error) for word in ("gloo", "NCCL"))
+        if not is_about_others and not isinstance(error, dist.DistError):
             raise
         reason = str(error).splitlines()[0][:200]
         raise ConnectionError(f"another process of this training is gone ({reason})") from None

@@ -78,7 +78,7 @@ class Gradients:
 
     def _work(self, worker: int, pieces: list[Piece], share: float, seed: int) -> float:
         model, device = self.models[worker], self.hardware.device
-        place = [seed, self.rank * self.workers.n + worker]
+        place = [seed, worker, self.rank]
         for_dropout, for_loss = np.random.SeedSequence(place).generate_state(2).tolist()
         masks = torch.Generator(device).manual_seed(for_dropout)
         negatives = torch.Generator().manual_seed(for_loss)

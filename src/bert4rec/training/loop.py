@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,16 @@ def stages_of(
     return stages
 
 
+def share_of_steps(stage: Stage, ranks: Ranks, config: Config) -> tuple[list[int], int]:
+    """How many windows a step takes of each shard of this process, and the steps of an epoch."""
+    n_windows = [len(task.windows(np.random.default_rng(0))) for task in stage.tasks]
+    n_all = int(ranks.sums(sum(n_windows))[0])
+    batch_size = config.training.batch_size
+    sizes = [max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for n in n_windows]
+    longest = max(-(-n // size) for n, size in zip(n_windows, sizes, strict=True))
+    return sizes, max(ranks.gathered(longest))
+
+
 def train(
     model: Learned,
     split: Split,
@@ -103,15 +113,16 @@ def train(
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1
     with Workers(n_workers) as workers, Workers(1) as preparer:
         loss = make_loss(config.training, split.train_counts)
+        stages = stages_of(split, config, model.task, shards)
         trainee: Trainee
         if config.training.shard_items:
-            room = room_for(config, split.n_items, ranks.n)
+            sizes = [sum(share_of_steps(each, ranks, config)[0]) for each in stages]
+            room = room_for(config, split.n_items, max(sizes))
             small = type(model)(room, config.model)
             trainee = ShardedItems(small, split.n_items, loss, config, workers, hardware, ranks)
         else:
             model.to(hardware.device)
             trainee = Replica(model, loss, config.training, workers, hardware, ranks)
-        stages = stages_of(split, config, model.task, shards)
         trainer = _Trainer(
             trainee,
             stages,
@@ -230,6 +241,7 @@ class _Trainer:
                 f"the checkpoint in {self.run} belongs to another run (different: {differing}): "
                 "resume with the same data and settings, or train into another directory"
             )
+        self.ranks.check_same(checkpoint=asdict(checkpoint.progress))
         self.progress = checkpoint.progress
         self.trainee.restore(checkpoint.state)
         self.display.rewind_log(self.progress.history)
@@ -240,12 +252,8 @@ class _Trainer:
         self.last_save = time.monotonic()
 
     def run_stage(self, stage: Stage) -> None:
-        progress, batch_size = self.progress, self.config.training.batch_size
-        n_windows = [len(task.windows(np.random.default_rng(0))) for task in stage.tasks]
-        n_all = int(self.ranks.sums(sum(n_windows))[0])
-        sizes = [max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for n in n_windows]
-        longest = max(-(-n // size) for n, size in zip(n_windows, sizes, strict=True))
-        steps_an_epoch = max(self.ranks.gathered(longest))
+        progress = self.progress
+        sizes, steps_an_epoch = share_of_steps(stage, self.ranks, self.config)
         total = stage.epochs * steps_an_epoch
         total = total if stage.steps is None else min(total, stage.steps)
         if total == 0 and progress.stage == 0:

@@ -48,6 +48,16 @@ class Optimizer:
             elif parameter.grad is not None:
                 parameter.grad.zero_()  # kept, so that losses and embeddings can add to it in place
 
+    def moments(self) -> list[Tensor]:
+        """Those that are moved in place."""
+        states = (state for each in self.optimizers for state in each.state.values())
+        return [
+            value
+            for state in states
+            for value in state.values()
+            if isinstance(value, Tensor) and value.ndim
+        ]
+
     def tensors(self) -> dict[str, Tensor]:
         """The moments under the parameters' names."""
         return {

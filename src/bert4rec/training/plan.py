@@ -25,10 +25,12 @@ class MemoryPlan:
     optimizer: int  # a gradient for each worker, and AdamW's two moments
     batch: int  # what the workers hold for the pieces they compute, or a validation
     process: int = 400 * 2**20  # Python, torch and the data that is mapped
+    whole: int = 0  # at the end of a training with dealt-out items, for the first process
 
     @property
     def total(self) -> int:
-        return self.parameters + self.optimizer + self.batch + self.process
+        training = self.parameters + self.optimizer + self.batch
+        return max(training, self.whole) + self.process
 
     def __str__(self) -> str:
         return (
@@ -49,9 +51,11 @@ def plan_memory(
     length = min(model.max_len, longest)
     n_workers = training.workers or default_workers()
     n_parameters = _n_parameters(config, n_items, n_users)
+    whole = 0
     if training.shard_items:
         n_rows = n_items * (model.dim + 1)
         n_parameters += n_rows // n_processes - n_rows
+        whole = (n_rows + n_rows // n_processes) * FLOAT
     # A worker holds one piece of the batch at a time.
     at_once = LEARNED[model.name].piece.positions
     positions = min(training.batch_size * length, max(at_once, length))
@@ -73,7 +77,8 @@ def plan_memory(
         n_whole = n_parameters // 10 if leaves_most_alone(n_items) else n_workers * n_parameters
         gradients = n_whole * FLOAT
     batch = n_workers * max(int(1.3 * kept) + loss, validation)
-    return MemoryPlan(2 * n_parameters * FLOAT, 2 * n_parameters * FLOAT + gradients, batch)
+    optimizer = 2 * n_parameters * FLOAT + gradients
+    return MemoryPlan(2 * n_parameters * FLOAT, optimizer, batch, whole=whole)
 
 
 def _n_parameters(config: Config, n_items: int, n_users: int) -> int:

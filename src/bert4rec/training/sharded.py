@@ -31,7 +31,7 @@ from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import SHARED_FROM, AmongTargets, InBatch, Loss, Sampled
 from bert4rec.training.negatives import Negatives
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.replica import check_is_number, checksum, every_nth, share_of
+from bert4rec.training.replica import check_is_number, every_nth, share_of
 from bert4rec.training.rows import DealtRows
 from bert4rec.training.sharded_ranks import ranks_among_all
 
@@ -216,7 +216,7 @@ class ShardedItems:
         self.own.load_state_dict(self.best)
 
     def state(self) -> State:
-        self.ranks.check_same(weights=checksum(self.rest))
+        self.ranks.alike(self.rest.parameters())
         return State(
             self._own_share(self.own.state_dict()),
             self._own_share(self.optimizer.tensors()),
@@ -346,11 +346,11 @@ def check_can_shard(config: Config, n_ranks: int) -> None:
         raise ValueError("training.shard_items works on CPUs, and without --compile")
 
 
-def room_for(config: Config, n_items: int, n_ranks: int) -> int:
-    """The most items that a step, or an answer, of one process can touch."""
-    training = config.training
-    n_sequences = -(-training.batch_size // n_ranks) + max(training.shards or 0, n_ranks)
-    in_batch = n_sequences * (config.model.max_len + 1) + training.n_negatives
+def room_for(config: Config, n_items: int, n_sequences: int) -> int:
+    """The most items that a step of so many sequences, or an answer, can touch."""
+    is_mixed = config.training.replacement != "mask"  # then another item stands before a target
+    a_sequence = (config.model.max_len + 1) * (2 if is_mixed else 1)
+    in_batch = n_sequences * a_sequence + config.training.n_negatives
     in_answer = AT_ONCE * (config.model.max_len + 1)
     return min(n_items, max(in_batch, in_answer))
 

@@ -1,9 +1,10 @@
 """Which users each process trains on, and how many of them a step takes.
 
 The users are dealt into shards, ranges of the memory-mapped sequences, so that a process reads its
-own part of the files only. Every step takes from all shards, in proportion to their sizes. What a
-step sees follows from the seed and the number of shards and not from the number of processes: a run
-of four shards learns the same on one, two or four processes, and can go on with fewer of them.
+own part of the files only. Every step takes from all shards, in proportion to their sizes. Which
+sequences and masks a step sees follows from the seed and the number of shards and not from the
+number of processes: a run of four shards can go on with fewer of them. Dropout and negatives are
+drawn by each process for itself.
 """
 
 from __future__ import annotations
@@ -58,5 +59,8 @@ def check_shards(n_shards: int | None, n_ranks: int, n_users: int, batch_size: i
 
 
 def share_of_batch(n_windows: int, n_all: int, batch_size: int) -> int:
-    """How many of its windows a shard gives to each step, so that all shards end together."""
+    """How many of its windows a shard gives to each step, so that all shards end together.
+
+    Rounded up: a step of n shards may have up to n - 1 sequences more than `batch_size`.
+    """
     return -(-n_windows * batch_size // n_all)
