@@ -172,6 +172,8 @@ def _train_together(asked: _Asked, table: TableOptions, data: str) -> None:
             (_train if ranks.is_first else _train_beside)(asked, sequences, ranks)
             ranks.wait_for_first()
     except ValueError as error:
+        if failure_of(asked.out, launch_id()) == str(error):
+            raise typer.Exit(1) from None  # another process has just said it
         remember_failure(asked.out, error)
         raise
 

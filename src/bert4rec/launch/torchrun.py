@@ -6,6 +6,7 @@ errors that the processes have already told.
 
 from __future__ import annotations
 
+import logging
 import os
 
 STARTED_BY_US = "BERT4REC_STARTED_PROCESSES"  # in their environment: who started them speaks
@@ -29,6 +30,8 @@ def start_processes(words: list[str], n: int) -> None:
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // n)))
     os.environ[STARTED_BY_US] = "1"
+    # Who died and why, and that all go on, is said by the processes themselves.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = ["--standalone", "--nproc-per-node", str(n), "--max-restarts", str(MOST_RESTARTS)]
     arguments = get_args_parser().parse_args([*options, "-m", "bert4rec", *words])
     try:

@@ -245,6 +245,8 @@ class _Trainer:
         self.progress = checkpoint.progress
         self.trainee.restore(checkpoint.state)
         self.display.rewind_log(self.progress.history)
+        name = self.stages[min(self.progress.stage, len(self.stages) - 1)].name
+        self.display.say(f"going on from epoch {self.progress.epoch + 1} of {name}")
 
     def save(self) -> None:
         state = Checkpoint(self.progress, self.trainee.state(), self.identity, launch_id())
