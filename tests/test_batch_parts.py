@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,8 +15,11 @@ from scored import Row, Saved, in_one_file, rows_of, save
 from typer.testing import CliRunner
 
 from bert4rec.batch import recommend_in_parts
-from bert4rec.batch.plan import default_parts
+from bert4rec.batch.parts import Job, PartWriter
+from bert4rec.batch.plan import default_parts, read_plan
 from bert4rec.cli import app
+from bert4rec.data.sequences import Sequences
+from bert4rec.durable import alone_in
 from bert4rec.recommender import Recommender
 
 N_USERS = 1200
@@ -97,7 +101,8 @@ def test_every_user_is_in_one_part_in_the_order_of_the_data(
     assert done.n_rows == len(expected)
     assert_same(rows_of(out), expected)
     parts = {f"part-{part:05d}.parquet" for part in range(n_parts)}
-    assert names_in(out) == parts | {"_scoring.json", "_SUCCESS", ".lock"}
+    sums = {f".part-{part:05d}.sha256" for part in range(n_parts)}
+    assert names_in(out) == parts | sums | {"_scoring.json", "_SUCCESS", ".lock"}
     owners = Counter(user for part in parts for user in {row[0] for row in rows_of(out / part)})
     assert set(owners.values()) == {1}
     assert list(owners.keys() ^ set(saved.sequences.user_ids)) == []
@@ -127,15 +132,61 @@ def test_it_goes_on_with_the_parts_that_are_there(
     (out / "part-00000.parquet").unlink()
     (out / "part-00002.parquet").write_bytes(b"PAR1 cut short")
     (out / "part-00003.parquet").write_bytes((out / "part-00004.parquet").read_bytes())
-    (out / ".part-00005.parquet.1.tmp").write_bytes(b"of a killed worker")
+    for name in (".part-00005.parquet.1.tmp", "..part-00005.sha256.1.tmp", "._SUCCESS.1.tmp"):
+        (out / name).write_bytes(b"of a killed process")
     before = kept.stat().st_mtime_ns
     done = recommend_in_parts(saved.model, saved.sequences, out)  # its number of parts is known
     assert (done.n_parts, done.n_parts_before) == (6, 3)
     assert kept.stat().st_mtime_ns == before
-    assert not list(out.glob(".part*"))
+    assert not list(out.glob(".*.tmp"))
     assert_same(rows_of(out), expected)
     again = recommend_in_parts(saved.model, saved.sequences, out)
     assert (again.n_parts_before, again.n_rows) == (6, done.n_rows)
+
+
+def test_a_part_that_was_damaged_in_its_middle_is_computed_again(
+    saved: Saved, expected: list[Row], tmp_path: Path
+) -> None:
+    out = tmp_path / "recs"
+    recommend_in_parts(saved.model, saved.sequences, out, n_parts=3)
+    part = out / "part-00001.parquet"
+    content = part.read_bytes()
+    middle = len(content) // 2
+    part.write_bytes(content[:middle] + bytes(2000) + content[middle + 2000 :])
+    done = recommend_in_parts(saved.model, saved.sequences, out)
+    assert done.n_parts_before == 2
+    assert_same(rows_of(out), expected)
+
+
+def test_what_was_killed_while_it_deleted_parts_can_be_started_again(tmp_path: Path) -> None:
+    mine, out = save(tmp_path, 20), tmp_path / "recs"
+    recommend_in_parts(mine.model, mine.sequences, out, n_parts=3)
+    victim = out / "part-00001.parquet"
+    victim.unlink()
+    victim.mkdir()  # deleting ends here, as if it had been killed
+    with pytest.raises(OSError):  # noqa: PT011 (another one on each system)
+        recommend_in_parts(mine.model, mine.sequences, out, k=3, overwrite=True)
+    victim.rmdir()
+    assert not (out / "_SUCCESS").exists()
+    done = recommend_in_parts(mine.model, mine.sequences, out, n_parts=3)
+    assert done.n_parts_before < 3
+
+
+def test_parts_without_a_plan_are_deleted_only_if_asked(tmp_path: Path) -> None:
+    mine, out = save(tmp_path, 20), tmp_path / "recs"
+    recommend_in_parts(mine.model, mine.sequences, out, n_parts=3)
+    (out / "_SUCCESS").unlink()
+    (out / "_scoring.json").rename(out / "._scoring.json.1-a.tmp")  # it died before the rename
+    with pytest.raises(ValueError, match=r"holds other files, such as part-0000"):
+        recommend_in_parts(mine.model, mine.sequences, out)
+    recommend_in_parts(mine.model, mine.sequences, out, n_parts=2, overwrite=True)
+    assert n_parts_in(out) == 2
+    assert not list(out.glob(".*.tmp"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "part-00000-of-another-program.parquet").write_text("")
+    with pytest.raises(ValueError, match="holds other files"):
+        recommend_in_parts(mine.model, mine.sequences, other, overwrite=True)
 
 
 def test_other_settings_are_refused_by_name(saved: Saved, tmp_path: Path) -> None:
@@ -239,7 +290,7 @@ def test_a_signal_stops_it_and_the_message_says_how_to_go_on(
     assert process.returncode == 130
     assert "To go on:" in said
     assert not any(map(is_alive, workers))
-    assert not list(out.glob(".part-*"))
+    assert not list(out.glob(".*.tmp"))
     assert 0 < n_parts_in(out) < MANY
 
 
@@ -272,10 +323,57 @@ def test_a_table_of_users_in_parts_is_the_same_as_in_one_file(saved: Saved, tmp_
     assert not (tmp_path / "recs" / "_users").exists()
 
 
-def test_a_retrained_model_is_noticed_by_a_worker(saved: Saved, tmp_path: Path) -> None:
-    from bert4rec.batch.parts import Job, PartWriter
-    from bert4rec.batch.plan import read_plan
+def test_a_second_run_leaves_the_users_of_a_running_one_alone(saved: Saved, tmp_path: Path) -> None:
+    out, table = tmp_path / "recs", tmp_path / "clicks.csv"
+    table.write_text("user,item\nann,item-3\nbob,item-1\n")
+    other = saved.sequences
+    other.meta["content_key"] = "of another table"  # by which preparing knows its own
+    other.save(out / "_users")
+    asked = [saved.model, "--users", table, "--out", out, "--overwrite"]
+    with alone_in(out):
+        done = CliRunner().invoke(app, ["recommend", *map(str, asked)])
+        assert "another process is at work" in str(done.exception)
+        assert Sequences.load(out / "_users").user_ids == other.user_ids
+        assert names_in(out) == {".lock", "_users"}
 
+
+def test_no_index_is_read_where_something_is_only_checked(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = []
+    load = Recommender.load
+
+    def noted(directory: Path, retrieval: str = "auto") -> Recommender:
+        asked_for.append(retrieval)
+        return load(directory, retrieval)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Recommender, "load", noted)
+    asked = [*saved.command(tmp_path / "recs")[3:], "--parts", "1"]
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert asked_for == ["exact", "auto"]  # to check, and to score
+    with pytest.raises(ValueError, match="retrieval is 'best'"):
+        recommend_in_parts(saved.model, saved.sequences, tmp_path / "recs", retrieval="best")  # type: ignore[arg-type]
+
+
+def test_other_names_in_the_data_are_noticed_by_a_worker(tmp_path: Path) -> None:
+    mine, out = save(tmp_path, 20), tmp_path / "recs"
+    recommend_in_parts(mine.model, mine.sequences, out, n_parts=2)
+    plan = read_plan(out)
+    assert plan is not None
+    job = Job(plan, mine.model, mine.data, out)
+    writer = PartWriter(job)
+    renamed = mine.sequences
+    renamed._user_source = [f"someone-{row}" for row in range(20)]
+    renamed.save(tmp_path / "renamed")
+    shutil.move(mine.data, tmp_path / "before")
+    shutil.move(tmp_path / "renamed", mine.data)  # as preparing does: one folder for another
+    with pytest.raises(ValueError, match="has changed since scoring began"):
+        writer.write(0)
+    with pytest.raises(ValueError, match="has changed since scoring began"):
+        PartWriter(job)
+
+
+def test_a_retrained_model_is_noticed_by_a_worker(saved: Saved, tmp_path: Path) -> None:
     mine = save(tmp_path / "mine", 20)
     recommend_in_parts(mine.model, mine.sequences, tmp_path / "recs", n_parts=2)
     plan = read_plan(tmp_path / "recs")

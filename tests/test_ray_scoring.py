@@ -85,7 +85,8 @@ def test_the_rows_are_those_of_local_scoring_also_when_a_worker_is_killed(
     assert (done.n_parts, done.n_parts_before) == (N_PARTS, 0)
     assert rows_of(out) == rows_of(tmp_path / "local")  # to the last bit
     assert (out / "_SUCCESS").exists()
-    assert {path.name for path in out.glob(".*")} == {".lock"}
+    hidden = {path.name for path in out.glob(".*")}
+    assert hidden == {".lock", *(f".part-{part:05d}.sha256" for part in range(N_PARTS))}
     # What one launcher began another one goes on with.
     (out / "part-00007.parquet").unlink()
     again = recommend_in_parts(saved.model, saved.sequences, out, launcher="local")

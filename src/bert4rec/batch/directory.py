@@ -6,22 +6,34 @@ the parts that are there.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from bert4rec.batch.parts import Job, PartWriter, finished_parts, part_path, remove_leftovers
+from bert4rec.batch.parts import (
+    Job,
+    PartWriter,
+    finished_parts,
+    is_part,
+    part_path,
+    remove_leftovers,
+    remove_parts,
+)
 from bert4rec.batch.plan import COMPLETE, PLAN, check_same, make_plan, read_plan, write_plan
 from bert4rec.batch.pool import run_in_processes
 from bert4rec.batch.rows import Asked, UserRows
 from bert4rec.batch.stopping import stopped_by_signals
 from bert4rec.cluster import check_has_ray
 from bert4rec.data.sequences import Sequences
-from bert4rec.durable import LOCK, alone_in, write_file
+from bert4rec.durable import alone_in, write_file
 from bert4rec.recommender import Recommender, Retrieval
+from bert4rec.retrieval.index import has_faiss, note_missing_faiss
+from bert4rec.retrieval.store import index_name
 
-USERS = "_users"  # where a caller may prepare a table of users, beside the parts made of it
+USERS = "_users"  # where a table of users is prepared, beside the parts made of it
+PreparesUsers = Callable[[Path, dict[str, Any]], Sequences]  # at a place, for a model's about.json
 Launcher = Literal["local", "ray"]
 
 
@@ -35,7 +47,7 @@ class Scored:
 
 def recommend_in_parts(
     model: str | Path,
-    sequences: Sequences,
+    sequences: Sequences | PreparesUsers,
     out: str | Path,
     *,
     k: int = 10,
@@ -56,33 +68,48 @@ def recommend_in_parts(
     `launcher` is `local`: by itself, or from 2 on as processes of this machine; or `ray`: actors of
     a Ray cluster (see `cluster.connect`), which must see the same files under the same names.
     Called again with the same settings it computes only the parts that are missing.
+    `sequences` may be a function, which is called when nobody else is at work in `out`; what it
+    leaves in the folder that it is given is deleted at the end.
     """
     model, out = Path(model), Path(out)
-    check_directory(out)
-    _check_workers(n_workers, sequences)
+    _check_directory(out, overwrite=overwrite)
     if launcher == "ray":
         check_has_ray()
+    if retrieval not in get_args(Retrieval):
+        raise ValueError(f"retrieval is {retrieval!r}: choose `auto` or `exact`")
     allow = None if allow is None else list(allow)
     block = None if block is None else list(block)
     asked = Asked(k, exclude_seen, allow, block, retrieval)
-    _check_fits(model, sequences, asked)
+    recommender = Recommender.load(model, "exact")  # an index is of no use for what we check
+    if retrieval == "auto" and index_name(model) is not None and not has_faiss():
+        note_missing_faiss()  # nobody hears it from the workers
     report = on_progress or (lambda n_done, n_users: None)
     with alone_in(out) as lock:
+        if isinstance(sequences, Sequences):
+            users = sequences
+        else:
+            users = sequences(out / USERS, recommender.about)
+        _check_workers(n_workers, users)
+        _check_fits(model, recommender, users, asked)
+        del recommender  # the workers have their own
         before = None if overwrite else read_plan(out)
         known_parts = None if before is None else before.n_parts
-        plan = make_plan(model, sequences, asked, n_parts=n_parts, known_parts=known_parts)
+        plan = make_plan(model, users, asked, n_parts=n_parts, known_parts=known_parts)
         if before is not None:
             check_same(out, before, plan)
-        assert sequences.directory is not None
-        job = Job(plan, model.resolve(), sequences.directory, out.resolve())
+        assert users.directory is not None
+        job = Job(plan, model.resolve(), users.directory, out.resolve())
 
         def run(missing: list[int]) -> None:
             _run(job, missing, n_workers, launcher, ray_address, lock, report, say or _say_nothing)
 
-        return _complete(job, run, report, is_new=before is None)
+        done = _complete(job, run, report, is_new=before is None)
+        if not isinstance(sequences, Sequences):
+            shutil.rmtree(out / USERS, ignore_errors=True)
+        return done
 
 
-def check_directory(out: Path) -> None:
+def _check_directory(out: Path, *, overwrite: bool) -> None:
     """A ValueError if there is something at `out` that is not ours to write to."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, not a directory: choose another name")
@@ -90,7 +117,8 @@ def check_directory(out: Path) -> None:
         raise ValueError(f"{out}: the folder {out.parent} does not exist")
     if out.is_dir() and not (out / PLAN).exists():
         for path in out.iterdir():
-            if path.name not in (LOCK, USERS) and not path.name.startswith(".preparing-"):
+            is_ours = path.name == USERS or (overwrite and is_part(path))
+            if not is_ours and not path.name.startswith("."):
                 raise ValueError(
                     f"{out} holds other files, such as {path.name}: choose an empty directory or "
                     "a new name"
@@ -107,9 +135,9 @@ def _check_workers(n_workers: int | None, sequences: Sequences) -> None:
         raise ValueError("sequences are not on disk, where workers read them: save and load them")
 
 
-def _check_fits(model: Path, sequences: Sequences, asked: Asked) -> None:
+def _check_fits(model: Path, recommender: Recommender, sequences: Sequences, asked: Asked) -> None:
     """What every worker would stumble over, found before there is one."""
-    rows = UserRows(Recommender.load(model, asked.retrieval), sequences, asked)
+    rows = UserRows(recommender, sequences, asked)
     if not rows.knows_some_item:
         raise ValueError(
             f"{model} knows none of the {sequences.n_items:,} items of the data in "
@@ -123,7 +151,10 @@ def _complete(
     """Compute what is missing, and look with our own eyes before we say that all is there."""
     plan, out = job.plan, job.out
     if is_new:
-        _remove_all(out)
+        # The marker first: a directory that says that it is complete is so at any moment. The plan
+        # stays until the new one takes its place: by it we know the directory again.
+        (out / COMPLETE).unlink(missing_ok=True)
+        remove_parts(out)
         write_plan(out, plan)
     remove_leftovers(out)
     there = finished_parts(out, plan, range(plan.n_parts))
@@ -193,12 +224,6 @@ def _run_here(job: Job, missing: list[int], on_progress: Callable[[int], None]) 
     for part in missing:
         writer.write(part, on_part_progress)
         n_before += job.plan.n_users_of(part)
-
-
-def _remove_all(out: Path) -> None:
-    """The marker first: a directory that says that it is complete is so at any moment."""
-    for path in (out / COMPLETE, out / PLAN, *out.glob("part-*.parquet")):
-        path.unlink(missing_ok=True)
 
 
 def _say_nothing(message: str) -> None:

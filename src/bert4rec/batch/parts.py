@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Self
 import duckdb
 
 from bert4rec.allocator import keep_freed_memory
-from bert4rec.batch.plan import Plan, model_version
+from bert4rec.batch.plan import Plan, hash_of_users, model_version
 from bert4rec.batch.rows import UserRows
 from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
-from bert4rec.durable import new_file
+from bert4rec.durable import new_file, sha256, write_file
 from bert4rec.recommender import Recommender
 
 KEY = "bert4rec_scoring"  # in a part's metadata: the key of the plan and the number of the part
@@ -49,14 +50,15 @@ class PartWriter:
         keep_freed_memory()
         recommender = Recommender.load(job.model, job.plan.retrieval)
         sequences = Sequences.load(job.data)
+        self._job, self._rows = job, UserRows(recommender, sequences, job.plan.asked)
         # Somebody may have trained or prepared again, there, since the plan was made.
         for name, is_same in (
             (job.model, model_version(job.model) == job.plan.model),
             (job.data, sequences.fingerprint == job.plan.data),
+            (job.data, hash_of_users(sequences) == job.plan.users),
         ):
             if not is_same:
                 raise ValueError(f"{name} has changed since scoring began: start again")
-        self._job, self._rows = job, UserRows(recommender, sequences, job.plan.asked)
         self._database = connect()
 
     def write(self, part: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -64,7 +66,8 @@ class PartWriter:
         mark = json.dumps({"plan": self._job.plan.key, "part": part})
         database = self._database
         database.execute(self._rows.table)
-        with new_file(part_path(self._job.out, part)) as temporary:
+        path = part_path(self._job.out, part)
+        with new_file(path) as temporary:
             for n_done, columns in self._rows.of(*self._job.plan.users_of(part)):
                 database.register("chunk", columns)
                 database.execute("INSERT INTO rows SELECT * FROM chunk")
@@ -74,14 +77,33 @@ class PartWriter:
                 f"COPY rows TO {quoted(temporary)} "
                 f"(FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}})"
             )
+            # First the sum, then the part: one that is there has its own.
+            write_file(sum_path(path), f"{sha256(temporary)}  {path.name}\n")
 
 
 def part_path(out: Path, part: int) -> Path:
     return out / f"part-{part:05d}.parquet"
 
 
+def sum_path(part: Path) -> Path:
+    """Of the file beside a part that has its SHA-256, as `sha256sum --check` reads it."""
+    return part.with_name(f".{part.stem}.sha256")
+
+
+def is_part(path: Path) -> bool:
+    """By its name; other programs' parts have more to theirs."""
+    return re.fullmatch(r"part-\d{5,}\.parquet", path.name) is not None
+
+
+def remove_parts(out: Path) -> None:
+    for path in out.iterdir():
+        if is_part(path):
+            path.unlink()
+            sum_path(path).unlink(missing_ok=True)
+
+
 def finished_parts(out: Path, plan: Plan, parts: Iterable[int]) -> dict[int, int]:
-    """Those of `parts` that are there, whole and of this plan, and their numbers of rows."""
+    """Those of `parts` that are there, undamaged and of this plan, and their numbers of rows."""
     found = {}
     with connect() as database:
         for part in parts:
@@ -92,7 +114,7 @@ def finished_parts(out: Path, plan: Plan, parts: Iterable[int]) -> dict[int, int
 
 
 def _n_rows(database: duckdb.DuckDBPyConnection, path: Path, mark: dict[str, object]) -> int | None:
-    if not path.is_file():
+    if not _is_undamaged(path):
         return None
     try:
         marks = database.execute(
@@ -102,11 +124,19 @@ def _n_rows(database: duckdb.DuckDBPyConnection, path: Path, mark: dict[str, obj
             f"SELECT num_rows FROM parquet_file_metadata({quoted(path)})"
         ).fetchall()
     except duckdb.Error:
-        return None  # cut short or overwritten by something else
+        return None  # something else, with its own sum
     return int(n_rows) if [json.loads(text) for (text,) in marks] == [mark] else None
 
 
+def _is_undamaged(path: Path) -> bool:
+    try:
+        return sum_path(path).read_text(encoding="utf-8").split() == [sha256(path), path.name]
+    except (OSError, ValueError):
+        return False
+
+
 def remove_leftovers(out: Path) -> None:
-    """Files that a killed worker did not finish."""
-    for path in out.glob(".part-*.tmp"):
-        path.unlink(missing_ok=True)
+    """Files that a killed process did not finish: parts, their sums, the plan or the marker."""
+    for pattern in (".part-*.tmp", "..part-*.tmp", "._*.tmp"):
+        for path in out.glob(pattern):
+            path.unlink(missing_ok=True)

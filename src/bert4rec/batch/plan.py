@@ -100,7 +100,7 @@ def make_plan(
     return Plan(
         model=model_version(model),
         data=sequences.fingerprint,
-        users=_hash_of_users(sequences),
+        users=hash_of_users(sequences),
         n_users=n_users,
         n_parts=n_parts,
         k=asked.k,
@@ -153,7 +153,7 @@ def _sorted_ids(ids: Any) -> list[str] | None:
     return None if ids is None else sorted({str(raw) for raw in ids})
 
 
-def _hash_of_users(sequences: Sequences) -> str:
+def hash_of_users(sequences: Sequences) -> str:
     """Of names and rows; the data's own fingerprint does not have them."""
     assert sequences.directory is not None
     path = sequences.directory / "users.parquet"

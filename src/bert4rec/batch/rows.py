@@ -36,6 +36,7 @@ class UserRows:
 
     def __init__(self, recommender: Recommender, sequences: Sequences, asked: Asked) -> None:
         self.recommender, self.sequences, self.asked = recommender, sequences, asked
+        self._names = _version_of_names(sequences)
         self._excluded = recommender.excluded(asked.allow, asked.block)
         self._token_of = _tokens(sequences.vocabulary, recommender.vocabulary)
         # Users of the data that the model was trained on are in the same rows, others are strangers
@@ -86,6 +87,9 @@ class UserRows:
             f'SELECT "user" FROM read_parquet({quoted(directory / "users.parquet")}) '
             f"WHERE row >= {first} AND row < {last} ORDER BY row"
         ).fetchall()
+        # After the read, so that what was read is what was there when we began.
+        if _version_of_names(self.sequences) != self._names:
+            raise ValueError(f"{directory} has changed since scoring began: start again")
         assert len(found) == last - first
         is_int = self.sequences.user_id_type == "int"
         return [int(user) for (user,) in found] if is_int else [user for (user,) in found]
@@ -102,6 +106,17 @@ class UserRows:
         n_before = np.concatenate([[0], np.cumsum(tokens >= 0)])
         offsets = n_before[offsets - offsets[0]]
         return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], rows)
+
+
+def _version_of_names(sequences: Sequences) -> tuple[int, int, int] | None:
+    """Another one when the file of the users' names, which is read bit by bit, was replaced."""
+    if sequences.directory is None:
+        return None
+    try:
+        facts = (sequences.directory / "users.parquet").stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _columns(

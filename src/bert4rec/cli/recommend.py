@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -141,17 +140,16 @@ def recommend(
         )
         return
     from bert4rec.batch import Stopped, recommend_in_parts
-    from bert4rec.batch.directory import USERS, check_directory
 
-    place = Path(out)
-    check_directory(place)  # before a table of users is prepared there
-    sequences = _sequences(Recommender.load(model), users, data, reading, place / USERS)
+    def sequences(place: Path, about: dict[str, Any]) -> Sequences:
+        return _sequences(about, users, data, reading, place)
+
     try:
         with progress_bar("recommending") as update:
             done = recommend_in_parts(
                 model,
                 sequences,
-                place,
+                out,
                 k=k,
                 exclude_seen=not keep_seen,
                 allow=allowed,
@@ -166,9 +164,7 @@ def recommend(
                 say=say,
             )
     except Stopped:
-        raise stopped(place) from None
-    if users != "all":
-        shutil.rmtree(place / USERS, ignore_errors=True)
+        raise stopped(Path(out)) from None
     before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
     output.print(
         f"{done.n_rows:,} recommendations for {done.n_users:,} users are in {out}, in "
@@ -209,7 +205,7 @@ def _recommend_to_file(
     from bert4rec.batch import recommend_users
 
     with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
-        sequences = _sequences(recommender, users, data, reading, Path(folder) / "users")
+        sequences = _sequences(recommender.about, users, data, reading, Path(folder) / "users")
         n_rows = recommend_users(
             recommender,
             sequences,
@@ -224,14 +220,14 @@ def _recommend_to_file(
 
 
 def _sequences(
-    recommender: Recommender, users: str, data: str | None, reading: Reading, place: Path
+    about: dict[str, Any], users: str, data: str | None, reading: Reading, place: Path
 ) -> Sequences:
     """The users of the training data, or those of a table, which is prepared at `place`."""
     from bert4rec.data.prepare import prepare
     from bert4rec.data.sources import interactions_of
 
     if users == "all":
-        return training_data(recommender.about, data)
+        return training_data(about, data)
     interactions = interactions_of(users, reading)
     return prepare(interactions, out=place, for_training=False, progress=say)
 
