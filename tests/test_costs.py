@@ -1,7 +1,9 @@
 """The cost model: near what was measured, growing with what it should grow with, and helpful."""
 
 import json
+import math
 import re
+import shlex
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ from bert4rec.costs.advice import Advice, advise, as_dict
 from bert4rec.costs.assumptions import assumptions
 from bert4rec.costs.commands import commands
 from bert4rec.costs.machines import Machine, exchange_seconds, layout_of, sent_bytes
-from bert4rec.costs.memory import training_bytes
+from bert4rec.costs.memory import disk_seconds, training_bytes
 from bert4rec.costs.model import measured_costs
 from bert4rec.costs.words import count, duration, size
 from bert4rec.costs.work import Step, step_of, work_of_step
@@ -162,7 +164,7 @@ def test_small_data_needs_one_process() -> None:
     found = advice(**PLAN)
     assert found.run.layout.world == 1
     assert found.run.config.training.loss == "cross-entropy"
-    assert not found.uses_index
+    assert not found.serving.uses_index
 
 
 def test_a_large_catalogue_is_sampled_indexed_and_sharded_when_it_has_to_be() -> None:
@@ -171,7 +173,7 @@ def test_a_large_catalogue_is_sampled_indexed_and_sharded_when_it_has_to_be() ->
     assert found.run.is_sharded
     assert found.run.layout.world > 1
     assert found.run.memory <= 16e9
-    assert found.uses_index
+    assert found.serving.uses_index
     typed = " ".join(each.words for each in commands(found, "default", load_config()))
     assert "training.shard_items=true" in typed
 
@@ -185,7 +187,8 @@ def test_more_data_takes_longer_on_the_same_machines() -> None:
     ]
     for less, more in pairwise(times):
         for key, seconds in as_dict(less)["seconds"].items():
-            assert key == "exchange_in_a_step" or seconds <= 1.001 * as_dict(more)["seconds"][key]
+            may_shrink = key in ("exchange_in_a_step", "evaluation")  # fewer users are asked
+            assert may_shrink or seconds <= 1.001 * as_dict(more)["seconds"][key]
 
 
 def test_a_run_that_would_take_too_long_gets_more_machines() -> None:
@@ -196,12 +199,82 @@ def test_a_run_that_would_take_too_long_gets_more_machines() -> None:
     assert soon.run.total < late.run.total
 
 
+def test_a_long_evaluation_asks_fewer_users_and_no_baselines() -> None:
+    many_epochs = config("training.epochs=100")
+    short = advise(COSTS, workload_of(**PLAN), many_epochs, Machine())  # type: ignore[arg-type]
+    long = advice(users=2 * 10**6, items=10**6, length=50.0)
+    assert short.run.has_baselines
+    assert short.run.evaluated == PLAN["users"]
+    assert not long.run.has_baselines
+    for found, is_limited in ((short, False), (long, True)):
+        train = commands(found, "default", load_config())[1].words
+        assert ("--set evaluation.users=20000" in train) == is_limited
+        assert ("--no-baselines" in train) == is_limited
+        assert 0 < found.run.evaluation < 0.2 * found.run.total
+        assert found.run.whole == pytest.approx(
+            found.run.total + found.run.evaluation + found.run.indexing
+        )
+    assert short.run.indexing == 0 < long.run.indexing
+
+
+def test_users_that_were_asked_for_are_evaluated() -> None:
+    workload = workload_of(users=2 * 10**6, items=10**6, length=50.0)
+    found = advise(COSTS, workload, config("evaluation.users=500000"), Machine())
+    assert found.run.evaluated == found.run.config.evaluation.users == 500_000
+
+
+@pytest.mark.parametrize("memory", [20e9, 512e9])
+def test_processes_that_score_fit_the_memory_and_are_those_of_the_command(memory: float) -> None:
+    machine = Machine(memory=memory)
+    for machines, items in ((1, 10**4), (1, 10**6), (8, 10**6), (8, 2 * 10**7)):
+        workload = workload_of(users=2 * 10**7, items=items, length=50.0)
+        found = advise(COSTS, workload, config(), machine, machines=machines)
+        scoring, serving = found.scoring, found.serving
+        assert 1 <= scoring.processes <= machine.cores
+        assert scoring.memory == scoring.processes * serving.memory <= memory
+        n_workers = machines * scoring.processes
+        typed = next(
+            each.words for each in commands(found, "default", load_config()) if "score" in each.what
+        )
+        asked = re.search(r"--workers (\d+)", typed)
+        assert (int(asked[1]) if asked else 1) == n_workers
+        n_cores = scoring.processes if machines > 1 else machine.cores
+        at_best = COSTS.scoring_seconds(found.run.config, serving.compared, 50, n_cores)
+        assert scoring.seconds >= 0.999 * at_best * workload.users / machines
+
+
+def test_a_model_that_does_not_fit_is_compressed_and_searched_exactly() -> None:
+    workload = workload_of(users=2 * 10**7, items=2 * 10**7, length=50.0)
+    small, large = (
+        advise(COSTS, workload, config(), Machine(memory=memory), machines=16)
+        for memory in (14e9, 64e9)
+    )
+    assert large.serving.uses_index
+    assert not large.serving.compresses
+    assert small.serving.compresses
+    assert not small.serving.uses_index
+    assert small.serving.memory < large.serving.memory
+    assert small.request > 5 * large.request
+    typed = {each.what: each.words for each in commands(small, "default", load_config())}
+    assert "--users 10000" in typed["make the item vectors smaller"]
+    assert "recommend runs/model-int8 " in typed["score all users"]
+    assert "first process needs" in " ".join(small.notes)
+
+
+def test_preparing_starts_once_whatever_the_cores_and_reads_the_disk() -> None:
+    assert COSTS.preparing_seconds(0, 64) == COSTS.constants["preparing"]["start"]
+    few, many = (Workload(n, 100, 50, 50 * n) for n in (2 * 10**4, 2 * 10**8))
+    spilled = disk_seconds(COSTS, many, 64e9)
+    assert spilled > 2 * 10**4 * disk_seconds(COSTS, few, 64e9) > 0
+    assert disk_seconds(COSTS, many, math.inf) < spilled
+
+
 def test_assumptions_name_what_was_not_measured() -> None:
     found = advice(users=2 * 10**8, items=5 * 10**7, length=50.0)
     text = " ".join(assumptions(COSTS, found))
     for word in ("Gbit/s", "GPU", "cores", "typically", "index"):
         assert word in text
-    assert found.beyond == ["items"]
+    assert found.beyond == ["items", "interactions"]
     assert "extrapolated" in " ".join(found.notes)
 
 
@@ -267,15 +340,32 @@ def test_every_command_of_a_plan_can_be_typed() -> None:
         advice(**PLAN),
         advice(users=10**6, items=10**6, length=50.0),
         advice(Machine(memory=16e9), users=2 * 10**7, items=2 * 10**7, length=50.0),
+        advice(Machine(memory=14e9), users=2 * 10**7, items=2 * 10**7, length=50.0),
     ):
         for command in commands(found, "default", load_config()):
             words = command.words.partition("bert4rec ")[2].split()
             verb = known
             while words[0] in getattr(verb, "commands", {}):
                 verb = verb.commands[words.pop(0)]  # type: ignore[attr-defined]
-            options = {name for parameter in verb.params for name in parameter.opts}
+            options = {
+                name
+                for parameter in verb.params
+                for name in (*parameter.opts, *parameter.secondary_opts)
+            }
             assert {word for word in words if word.startswith("--")} <= options, command.words
             load_config(overrides=re.findall(r"--set (\S+)", command.words))
+
+
+def test_settings_come_back_from_a_command_as_they_were() -> None:
+    given = ["evaluation.ks=[5,10]", "training.learning_rate=0.00123456789", "model.dropout=0.1"]
+    workload = workload_of(**PLAN)  # type: ignore[arg-type]
+    found = advise(COSTS, workload, config(*given), Machine(), machines=1, processes=1)
+    words = shlex.split(commands(found, "default", load_config())[1].words)
+    typed = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    chosen = found.run.config
+    assert chosen.evaluation.ks == (5, 10)
+    again = load_config(overrides=[*typed, f"training.workers={chosen.training.workers}"])
+    assert again == chosen
 
 
 # The page

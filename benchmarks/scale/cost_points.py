@@ -19,6 +19,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 2
 MILLION = 1_000_000
+GROUPS = 1000  # directions of the items that an index is built of
 REHEARSED = 1.5  # seconds of steps that the rehearsal times for every minute it believes it has
 Point = dict[str, Any]
 
@@ -88,6 +89,8 @@ def points() -> Iterator[Point]:
         (128, 20, many),
     ):
         yield {"kind": "answers", "dim": dim, "layers": 2, "length": length, "items": items}
+    for items in (100_000, 200_000, 400_000):
+        yield {"kind": "index", "dim": 64, "items": items}
     for rows in (MILLION, 3 * MILLION, 10 * MILLION):
         yield {"kind": "preparing", "rows": rows}
     for n_bytes in (2**12, 2**22, 2**24, 2**26):
@@ -196,6 +199,18 @@ def measure_preparing(point: Point, seconds: float) -> Point:
     }
 
 
+def measure_index(point: Point, seconds: float) -> Point:
+    """Of the stated mixture of `retrieval.py`; tuning and measuring its recall included."""
+    from retrieval import mixture
+
+    from bert4rec.retrieval.build import build_index
+
+    output, queries = mixture(point["items"], point["dim"], GROUPS)
+    started = time.perf_counter()
+    build_index(output, queries)
+    return {"seconds": time.perf_counter() - started, "peak_mb": peak_megabytes()}
+
+
 def measure_exchange(point: Point, seconds: float) -> Point:
     import torch
     import torch.multiprocessing
@@ -247,6 +262,7 @@ def status_megabytes(key: str) -> float:
 MEASURES: dict[str, Callable[[Point, float], Point]] = {
     "training": measure_training,
     "answers": measure_answers,
+    "index": measure_index,
     "preparing": measure_preparing,
     "exchange": measure_exchange,
     "vocabulary": measure_vocabulary,

@@ -9,7 +9,8 @@ writes src/bert4rec/costs/measurements.json when it has all points, and until th
 far beside it, so that a run that was stopped goes on where it was. Each point is a process of its
 own on two threads (`cost_points.py`). Training steps and validations are timed by the real loop
 (`bert4rec.training.rehearsal`), on generated histories of one length; answers by `Recommender`,
-preparing by `benchmarks/prepare_memory.py`, exchanges by gloo between two processes. Every constant
+indexes by `benchmarks/scale/retrieval.py`, preparing by `benchmarks/prepare_memory.py`, exchanges
+by gloo between two processes. Every constant
 is 0 or above (non-negative least squares on relative errors); a point's error is that of a fit
 without it. Run it on an idle machine: what other programs used is stored, too.
 """
@@ -17,6 +18,7 @@ without it. Run it on an idle machine: what other programs used is stored, too.
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ OUT = ROOT / "src" / "bert4rec" / "costs" / "measurements.json"
 LIMIT = 240  # seconds after which a point is given up
 QUIET = 0.7  # most cores that other programs may use for a measurement to count as quiet
 SIGNIFICANT = 4
+KINDS = ("training", "validation", "scoring", "request", "index", "preparing", "exchange")
 FEWEST_POINTS = 3  # of a kind, to leave one out
 
 
@@ -94,12 +97,9 @@ def observations(measured: list[Point]) -> dict[str, list[tuple[Point, dict[str,
     """Of every kind: the point, what there was to compute, and the seconds (of a core) it took."""
     from bert4rec.config import load_config
     from bert4rec.costs.model import work_of_exchange, work_of_preparing
-    from bert4rec.costs.work import step_of, work_of_answer, work_of_step
+    from bert4rec.costs.work import step_of, work_of_answer, work_of_index, work_of_step
 
-    rows: dict[str, list[Any]] = {
-        kind: []
-        for kind in ("training", "validation", "scoring", "request", "preparing", "exchange")
-    }
+    rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for point in (each for each in measured if "error" not in each):
         kind = point["kind"]
         if kind in ("training", "answers"):
@@ -114,6 +114,9 @@ def observations(measured: list[Point]) -> dict[str, list[tuple[Point, dict[str,
         elif kind == "answers":
             rows["scoring"].append((point, answer, THREADS * point["scoring_seconds"]))
             rows["request"].append((point, answer, point["request_seconds"]))
+        elif kind == "index":
+            work = work_of_index(point["items"], point["dim"])
+            rows[kind].append((point, work, THREADS * point["seconds"]))
         elif kind == "preparing":
             rows[kind].append((point, work_of_preparing(point["rows"]), point["seconds"]))
         elif kind == "exchange":
@@ -150,25 +153,23 @@ def about_this(measured: list[Point]) -> dict[str, Any]:
     }
 
 
-def load_of_others() -> float:
-    """The share of all cores that is busy while this process sleeps, in cores."""
-
-    def ticks() -> tuple[int, int]:
-        numbers = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
-        return sum(numbers), numbers[3] + numbers[4]
-
-    (total, idle), _ = ticks(), time.sleep(0.5)
-    later, later_idle = ticks()
-    return round((os.cpu_count() or 1) * (1 - (later_idle - idle) / max(1, later - total)), 2)
+def seconds_of_others() -> float:
+    """Of all cores, since the machine started: busy, but not with our children."""
+    numbers = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))
+    busy = (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK")
+    ours = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return busy - ours.ru_utime - ours.ru_stime
 
 
 def commit() -> str:
+    """With a + if the package is not as committed; the measurements themselves do not count."""
+
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
     return (git("rev-parse", "--short", "HEAD") or "unknown") + (
-        "+" if git("status", "--porcelain", "src") else ""
+        "+" if git("status", "--porcelain", "src", ":!*/costs/measurements*") else ""
     )
 
 
@@ -208,7 +209,7 @@ def main() -> None:
     parser.add_argument("--fit-only", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--only", nargs="+", metavar="KIND", help="measure these kinds of points")
-    parser.add_argument("--seconds", type=float, default=3.0, help="timed at a point, about")
+    parser.add_argument("--seconds", type=float, default=2.0, help="timed at a point, about")
     arguments = parser.parse_args()
     unfinished = arguments.out.with_suffix(".partial.json")
     if arguments.fresh:
@@ -221,15 +222,18 @@ def main() -> None:
     wanted = {key(point): point for point in points()}
     known = {key(point): point for point in before if "error" not in point}
     measured = [known[each] for each in wanted if each in known]
-    started = time.monotonic()
+    started, measured_commit = time.monotonic(), commit()
     for number, (name, point) in enumerate(wanted.items(), 1):
         is_wanted = not arguments.only or point["kind"] in arguments.only
         if name in known or arguments.fit_only or not is_wanted:
             continue
-        facts = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "load": load_of_others()}
+        facts: Point = {"date": time.strftime("%Y-%m-%d"), "commit": measured_commit}
+        began, others = time.monotonic(), seconds_of_others()
         answer = {
             each: _rounded(value) for each, value in in_a_child(point, arguments.seconds).items()
         }
+        load = (seconds_of_others() - others) / (time.monotonic() - began)
+        facts["load"] = round(max(0.0, load), 2)  # cores that other programs used meanwhile
         measured.append({**point, **answer, **facts})
         unfinished.write_text(json.dumps(measured, indent=1))
         shape = " ".join(str(value) for value in point.values())

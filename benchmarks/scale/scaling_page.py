@@ -8,6 +8,7 @@ the page is written by hand. Run it after `costs.py` has measured.
 """
 
 import argparse
+import json
 import re
 import sys
 from functools import cache
@@ -19,13 +20,14 @@ from bert4rec.costs.assumptions import where_measured
 from bert4rec.costs.choices import loss_name
 from bert4rec.costs.commands import commands
 from bert4rec.costs.machines import Machine, layout_of
-from bert4rec.costs.memory import training_bytes
+from bert4rec.costs.memory import disk_seconds, training_bytes
 from bert4rec.costs.model import measured_costs
 from bert4rec.costs.words import count, duration, size
 from bert4rec.costs.work import step_of
 from bert4rec.costs.workload import Workload, workload_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+PREPARED = PAGE.parent / "results" / "scale" / "prepare.json"
 BLOCK = re.compile(r"(<!-- costs: (\w+) -->\n).*?(<!-- end of costs -->)", re.DOTALL)
 INTERACTIONS = (10**6, 10**8, 10**10)
 ITEMS = (10**4, 10**6, 5 * 10**7)
@@ -55,19 +57,20 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def cases() -> str:
     """Three sizes of data by three of the catalogue."""
     header = ["interactions", "items", "machines", "memory on each", "prepare", "an epoch"]
-    header += [f"{EPOCHS} epochs", "score all users", "a request", "loss"]
+    header += [f"{EPOCHS} epochs", "then evaluate, index", "score all users", "a request", "loss"]
     rows = []
     for interactions in INTERACTIONS:
         for items in ITEMS:
             row = [count(interactions), count(items)]
             if items > interactions:
-                rows.append([*row, "–", "–", "–", "–", "–", "–", "–", "more items than clicks"])
+                rows.append([*row, *["–"] * 8, "more items than clicks"])
                 continue
             advice = planned(interactions, items)
             run = advice.run
             sharded = ", table sharded" if run.is_sharded else ""
             row += [str(run.layout.machines), size(run.memory), duration(advice.preparing)]
-            row += [duration(run.epoch), duration(run.total), duration(advice.scoring)]
+            row += [duration(run.epoch), duration(run.total)]
+            row += [duration(run.evaluation + run.indexing), duration(advice.scoring.seconds)]
             rows.append([*row, duration(advice.request), loss_name(advice) + sharded])
     return table(header, rows)
 
@@ -106,15 +109,48 @@ def preparing() -> str:
     header = ["interactions", "prepare", "the table as CSV", "prepared"]
     rows = []
     for interactions in INTERACTIONS:
-        disk = planned(interactions, ITEMS[0]).disk
-        seconds = COSTS.preparing_seconds(interactions, MACHINE.cores)
-        sizes = [size(disk["the table"]), size(disk["prepared"])]
-        rows.append([count(interactions), duration(seconds), *sizes])
-    return table(header, rows)
+        advice = planned(interactions, ITEMS[0])
+        sizes = [size(advice.disk["the table"]), size(advice.disk["prepared"])]
+        rows.append([count(interactions), duration(advice.preparing), *sizes])
+    return table(header, rows) + _checked()
+
+
+def _checked() -> str:
+    """What a large table took here beside what the model says of it, once it was measured."""
+    if not PREPARED.is_file():
+        return ""
+    found = json.loads(PREPARED.read_text(encoding="utf-8"))
+    rows, cores = found["prepared"]["n_interactions"], found["machine"]["cores"]
+    memory = 2 * 512e6  # half of it is for sorting, as the benchmark gives it
+    seconds = COSTS.preparing_seconds(rows, cores)
+    seconds += disk_seconds(COSTS, Workload(rows, 2, 1, rows), memory)
+    return (
+        f"\nMeasured: {count(rows)} interactions, as whole numbers in {found['asked']['files']} "
+        f"Parquet files, were prepared in {duration(found['seconds'])} on {cores} cores "
+        f"([prepare.json](results/scale/prepare.json)); for as many rows of CSV the model says "
+        f"{duration(seconds)}.\n"
+    )
 
 
 def percent(share: float | None) -> str:
     return "not known" if share is None else f"{share:.0%}"
+
+
+def ranges() -> str:
+    """What the stored points cover."""
+    points = [point for point in COSTS.points if "error" not in point]
+
+    def between(kind: str, name: str) -> str:
+        values = [point[name] for point in points if point["kind"] == kind]
+        return f"{count(min(values))} to {count(max(values))}"
+
+    return (
+        f"{len(points)} points: training with widths of {between('training', 'dim')}, lengths of "
+        f"{between('training', 'length')} and {between('training', 'items')} items; answers from "
+        f"{between('answers', 'items')} items; indexes of {between('index', 'items')}; "
+        f"{between('preparing', 'rows')} rows prepared; {between('exchange', 'bytes')} bytes of "
+        "gradients exchanged."
+    )
 
 
 def errors() -> str:
@@ -127,7 +163,7 @@ def errors() -> str:
     ratios = sorted(point["planned_mb"] / point["peak_mb"] for point in peaks)
     middle = ratios[len(ratios) // 2]
     return (
-        f"{where_measured(COSTS)}\n\n{table(header, rows)}\n"
+        f"{where_measured(COSTS)} {ranges()}\n\n{table(header, rows)}\n"
         f"Memory of training: planned over measured between {ratios[0]:.2f} and {ratios[-1]:.2f}, "
         f"{middle:.2f} in the middle ({len(ratios)} points).\n"
     )

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from bert4rec.config import Config, override_config
+from bert4rec.costs.answering import Scoring, Serving, scoring_of, serving_of
 from bert4rec.costs.machines import Machine, layout_of
 from bert4rec.costs.memory import (
+    USABLE,
     disk_bytes,
+    disk_seconds,
     serving_bytes,
     sorting_bytes,
     training_bytes,
@@ -23,8 +26,6 @@ from bert4rec.retrieval.build import LARGE
 MOST_MACHINES = 256
 SHORT_HOURS = 1.0  # a training as short as this is left to one process
 NEARLY = 1.3  # times as long as with the quickest number of machines
-INDEX_SPEEDUP = 10.0  # against comparing with all items: the least that is asked of it
-COMPRESS_FROM = 0.5  # of a machine's memory
 RARE = 5.0  # interactions an item, below which rare items should go
 
 
@@ -34,20 +35,19 @@ class Advice:
     machine: Machine
     run: Run
     hours: float
-    uses_index: bool
-    compresses: bool
     preparing: float  # seconds
     sorting: float  # bytes of memory
-    scoring: float  # seconds for all users, on all machines of the run
+    scoring: Scoring
     request: float
-    serving: float  # bytes
+    serving: Serving
+    gathered: float  # bytes of the first process when training is over
     vectors: dict[str, float]
     disk: dict[str, float]
     beyond: list[str]  # what is larger than anything measured
 
     @property
     def is_in_time(self) -> bool:
-        return self.run.total <= 3600 * self.hours
+        return self.run.whole <= 3600 * self.hours
 
     @property
     def drops_rare(self) -> bool:
@@ -72,6 +72,11 @@ class Advice:
                 f"an item has {each:.1f} interactions on average: little can be learned of most, "
                 "so the command drops the rarest, and fewer items than planned for will be left"
             )
+        if self.gathered > USABLE * self.machine.memory:
+            notes.append(
+                f"when training is over, its first process needs about {self.gathered / 1e9:,.3g} "
+                "GB, for the whole item table and for its index: give the first machine as much"
+            )
         if self.run.exchange > 0.5 * self.run.step:
             notes.append("most of a step is waiting for other processes")
         return notes
@@ -92,7 +97,7 @@ def advise(
     _check(config, workload, machines, processes, hours)
     if machines is None and processes is None:
         alone = best_run(costs, workload, config, machine, layout_of(machine, 1, 1), loss)
-        if alone is not None and alone.total <= 3600 * min(hours, SHORT_HOURS):
+        if alone is not None and alone.whole <= 3600 * min(hours, SHORT_HOURS):
             return _advice(costs, workload, machine, alone, hours)
     counts = [machines] if machines else [2**n for n in range(MOST_MACHINES.bit_length())]
     runs: list[Run] = []
@@ -101,13 +106,13 @@ def advise(
         if layout.world <= workload.users:
             run = best_run(costs, workload, config, machine, layout, loss)
             runs += [] if run is None else [run]
-        if runs and runs[-1].total <= 3600 * hours:
+        if runs and runs[-1].whole <= 3600 * hours:
             break
     if not runs:
         _raise_too_large(costs, workload, config, machine, counts[-1], processes)
-    quickest = min(run.total for run in runs)
+    quickest = min(run.whole for run in runs)
     enough = max(3600 * hours, NEARLY * quickest)  # where none is in time, more would save little
-    chosen = next(run for run in runs if run.total <= enough)
+    chosen = next(run for run in runs if run.whole <= enough)
     return _advice(costs, workload, machine, chosen, hours)
 
 
@@ -115,26 +120,23 @@ def _advice(
     costs: CostModel, workload: Workload, machine: Machine, run: Run, hours: float
 ) -> Advice:
     config, items, length = run.config, workload.items, workload.length
-    uses_index = items >= LARGE
-    compared = items / INDEX_SPEEDUP if uses_index else float(items)
-    serving = serving_bytes(costs, config, items, has_index=uses_index)
-    n_cores = machine.cores * run.layout.machines
-    scoring = costs.scoring_seconds(config, compared, length, machine.cores)
+    serving = serving_of(costs, config, items, machine)
+    computing = costs.preparing_seconds(workload.interactions, machine.cores)
     return Advice(
         workload=workload,
         machine=machine,
         run=run,
         hours=hours,
-        uses_index=uses_index,
-        compresses=serving > COMPRESS_FROM * machine.memory,
-        preparing=costs.preparing_seconds(workload.interactions, machine.cores),
+        preparing=computing + disk_seconds(costs, workload, machine.memory),
         sorting=sorting_bytes(costs, workload, machine.memory),
-        scoring=scoring * workload.users * machine.cores / n_cores,
-        request=costs.request_seconds(config, compared, length),
+        scoring=scoring_of(costs, config, workload, machine, run.layout.machines, serving),
+        request=costs.request_seconds(config, serving.compared, length),
         serving=serving,
+        gathered=serving_bytes(costs, config, items, has_index=items >= LARGE),
         vectors=vector_bytes(config, items),
         disk=disk_bytes(costs, config, workload),
         beyond=costs.beyond(
+            interactions=workload.interactions,
             items=items,
             length=min(length, config.model.max_len),
             dim=config.model.dim,
@@ -204,8 +206,11 @@ def as_dict(advice: Advice) -> dict[str, Any]:
         "batch_size": training.batch_size,
         "learning_rate": training.learning_rate,
         "shards_items": run.is_sharded,
-        "retrieval": "faiss index" if advice.uses_index else "exact",
-        "compresses_vectors": advice.compresses,
+        "evaluated_users": run.evaluated,
+        "evaluates_baselines": run.has_baselines,
+        "retrieval": "faiss index" if advice.serving.uses_index else "exact",
+        "compresses_vectors": advice.serving.compresses,
+        "scoring_processes_a_machine": advice.scoring.processes,
         "seconds": {
             "preparing": advice.preparing,
             "step": run.step,
@@ -214,7 +219,9 @@ def as_dict(advice: Advice) -> dict[str, Any]:
             "second_stage_epoch": run.second_epoch,
             "validation": run.validation,
             "training": run.total,
-            "scoring_all_users": advice.scoring,
+            "evaluation": run.evaluation,
+            "building_the_index": run.indexing,
+            "scoring_all_users": advice.scoring.seconds,
             "request": advice.request,
         },
         "epochs": training.epochs,
@@ -222,7 +229,8 @@ def as_dict(advice: Advice) -> dict[str, Any]:
         "bytes": {
             "training_a_machine": run.memory,
             "sorting": advice.sorting,
-            "serving": advice.serving,
+            "scoring_a_machine": advice.scoring.memory,
+            "serving": advice.serving.memory,
             "item_vectors": advice.vectors,
             "disk": advice.disk,
         },

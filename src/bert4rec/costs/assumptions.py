@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bert4rec.costs.advice import INDEX_SPEEDUP, Advice
+from bert4rec.costs.advice import Advice
+from bert4rec.costs.answering import INDEX_SPEEDUP
 from bert4rec.costs.machines import USED_NETWORK
-from bert4rec.costs.memory import BYTES_AN_ANSWER, SPILLED
+from bert4rec.costs.memory import BYTES_AN_ANSWER, DISK_SPEED, SPILLED
 from bert4rec.costs.model import EFFICIENCY, CostModel
+from bert4rec.parallel import MOST_WORKERS
 from bert4rec.retrieval.build import LARGE
 
 
@@ -55,14 +57,25 @@ def assumptions(costs: CostModel, advice: Advice) -> list[str]:
         )
     elif run.layout.world > 1:
         stated.append("Processes exchange gradients at the speed that two had here.")
-    if advice.uses_index:
+    stated.append(
+        "The evaluation at the end takes as long for a user as a validation does, for a baseline "
+        f"as for the model; a process keeps at most {MOST_WORKERS} cores busy."
+    )
+    if advice.serving.compresses:
+        stated.append(
+            "Compressed vectors are compared as quickly as whole ones. This was not measured here."
+        )
+    if advice.serving.uses_index:
         stated.append(
             f"From {LARGE:,} items on, an index is searched, and takes 1/{INDEX_SPEEDUP:g} of "
             "the time of comparing with every item; validation still compares with all."
         )
+    if run.layout.machines > 1:
+        stated.append("Ray puts as many of the scoring actors on each machine as on the others.")
     stated.append(
         f"Disk: rows as long as in our generated CSV files, up to {SPILLED:g} times the table "
-        f"while sorting, {BYTES_AN_ANSWER} bytes a recommendation."
+        f"while sorting what is larger than the memory, {DISK_SPEED / 1e6:g} MB a second read or "
+        f"written, nothing computed meanwhile, {BYTES_AN_ANSWER} bytes a recommendation."
     )
     stated.append(
         "Early stopping may end a training sooner. GPUs are left out: none was here to measure."

@@ -9,7 +9,7 @@ from bert4rec.retrieval.build import LARGE
 
 def figures(advice: Advice) -> list[tuple[str, str, str, str]]:
     """What, on how many machines, with how much memory on each, for how long."""
-    run = advice.run
+    run, scoring = advice.run, advice.scoring
     machines = str(run.layout.machines)
     epochs = run.config.training.epochs
     rows = [
@@ -24,9 +24,23 @@ def figures(advice: Advice) -> list[tuple[str, str, str, str]]:
         *rows,
         ("validate once", machines, "", duration(run.validation)),
         (title, machines, size(run.memory), duration(run.total)),
-        ("score all users", machines, size(advice.serving), duration(advice.scoring)),
-        ("answer one request", "1", size(advice.serving), duration(advice.request)),
+        *_at_the_end(advice),
+        ("score all users", machines, size(scoring.memory), duration(scoring.seconds)),
+        ("answer one request", "1", size(advice.serving.memory), duration(advice.request)),
     ]
+
+
+def _at_the_end(advice: Advice) -> list[tuple[str, str, str, str]]:
+    """What the first process does when all epochs are done."""
+    run, memory = advice.run, size(advice.gathered)
+    asked = (
+        "all test users" if run.evaluated == advice.workload.users else f"{run.evaluated:,} users"
+    )
+    and_baselines = " and two baselines" if run.has_baselines else ""
+    rows = [(f"evaluate with {asked}{and_baselines}", "1", memory, duration(run.evaluation))]
+    if run.indexing:
+        rows.append(("build the index", "1", memory, duration(run.indexing)))
+    return rows
 
 
 def disk(advice: Advice) -> str:
@@ -41,6 +55,7 @@ def choices(advice: Advice) -> list[str]:
         _batch(advice),
         _processes(advice),
         *_table(advice),
+        *_evaluation(advice),
         _retrieval(advice),
         disk(advice),
     ]
@@ -93,16 +108,27 @@ def _table(advice: Advice) -> list[str]:
     ]
 
 
+def _evaluation(advice: Advice) -> list[str]:
+    if advice.run.has_baselines:
+        return []
+    return [
+        f"evaluation at the end: {advice.run.evaluated:,} users and no baselines, as the first "
+        "process does it alone, and all of it would take more than a tenth of the training"
+    ]
+
+
 def _retrieval(advice: Advice) -> str:
     vectors = {name: size(n_bytes) for name, n_bytes in advice.vectors.items()}
-    if not advice.uses_index:
+    if advice.serving.compresses:
+        return (
+            f"retrieval: exact, in compressed item vectors: {vectors['int8']} as int8 instead of "
+            f"{vectors['float32']}, as these do not fit a machine with all that belongs to them. "
+            "With more --memory an index would be quicker"
+        )
+    if not advice.serving.uses_index:
         return f"retrieval: exact; the item vectors take {vectors['float32']}"
-    advised = (
-        f"compress them: {vectors['int8']} as int8, {vectors['pq']} by pq"
-        if advice.compresses
-        else f"{vectors['int8']} as int8, should memory be short"
-    )
     return (
         f"retrieval: a faiss index, from {LARGE:,} items on; the item vectors take "
-        f"{vectors['float32']} ({advised})"
+        f"{vectors['float32']}, and once more in the index ({vectors['int8']} as int8 without one, "
+        "should memory be short)"
     )

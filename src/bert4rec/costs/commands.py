@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from bert4rec.costs.advice import Advice
 TABLE, PREPARED, MODEL, ANSWERS = "clicks.parquet", "data/prepared", "runs/model", "recs"
 RENDEZVOUS = "--rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 --rdzv-id one-run"
 RESTARTS = 3
+COMPARED = 10_000  # users who are asked what compressing loses
 ON_RAY = ("--launcher", "ray", "--ray-address", "auto")
 
 
@@ -29,14 +31,16 @@ def commands(advice: Advice, recipe: str, original: Config) -> list[Command]:
         settings += ["--set", f"training.shards={run.layout.world}"]
     if run.is_sharded:
         settings += ["--set", "training.shard_items=true"]
+    settings += [] if run.has_baselines else ["--no-baselines"]
     train = ["train", PREPARED, "--out", MODEL]
     train += ["--recipe", recipe] if recipe != "default" else []
-    answers = ["recommend", MODEL, "--users", "all", "--out", f"{ANSWERS}/"]
+    served = f"{MODEL}-int8" if advice.serving.compresses else MODEL
+    answers = ["recommend", served, "--users", "all", "--out", f"{ANSWERS}/"]
+    n_scoring = run.layout.machines * advice.scoring.processes
+    if n_scoring > 1:
+        answers += ["--workers", str(n_scoring)]
     if run.layout.machines > 1:
-        n_cores = run.layout.machines * advice.machine.cores
-        answers += ["--workers", str(n_cores), *ON_RAY]
-    elif run.layout.processes > 1:
-        answers += ["--workers", str(run.layout.processes)]
+        answers += ON_RAY
     preparing = ["data", "prepare", TABLE, "--out", PREPARED]
     preparing += ["--memory", f"{max(1, round(advice.sorting / 1e9))}GB"]
     if advice.drops_rare:
@@ -47,12 +51,12 @@ def commands(advice: Advice, recipe: str, original: Config) -> list[Command]:
     ]
     if run.layout.machines > 1:
         found[1] = Command("train: the same on every machine", found[1].words)
-        ray = [*train, *settings, "--processes", str(run.layout.world), *ON_RAY]
+        ray = [*train, *settings, "--processes", str(run.layout.world)]
+        ray += ["--threads", str(run.layout.workers), *ON_RAY]
         found.append(Command("or, instead, on a Ray cluster", _bert4rec(ray)))
-    served = MODEL
-    if advice.compresses:
-        served = f"{MODEL}-int8"
+    if advice.serving.compresses:
         compress = ["compress", MODEL, "--out", served, "--item-vectors", "int8"]
+        compress += ["--users", str(COMPARED)]
         found.append(Command("make the item vectors smaller", _bert4rec(compress)))
     return [
         *found,
@@ -88,4 +92,5 @@ def _differences(original: Config, chosen: Config) -> list[str]:
 
 
 def _written(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    """As --set reads it: JSON, or a bare word."""
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -20,6 +20,8 @@ ANSWERS = 10
 PROCESS = 400 * 2**20  # Python, torch and what they map
 SORTING = 0.5  # the share of a machine's memory that sorting may have
 SPILLED = 2.0  # times the table: what sorting puts on disk, at most; an assumption
+DISK_SPEED = 5e8  # bytes a second that a disk reads or writes; an assumption
+USABLE = 0.9  # of a machine's memory
 
 
 def training_bytes(
@@ -51,6 +53,16 @@ def sorting_bytes(costs: CostModel, workload: Workload, memory: float) -> float:
     return min(max(5e8, table), SORTING * memory)
 
 
+def disk_seconds(costs: CostModel, workload: Workload, memory: float) -> float:
+    """Of preparing: the table is read and the result written; what spills goes there and back."""
+    disk = costs.constants["disk"]
+    table = disk["table_bytes_a_row"] * workload.interactions
+    moved = table + disk["prepared_bytes_a_row"] * workload.interactions
+    if table > sorting_bytes(costs, workload, memory):
+        moved += 2 * SPILLED * table
+    return moved / DISK_SPEED
+
+
 def vector_bytes(config: Config, items: int) -> dict[str, float]:
     """The item vectors of a served model, whole and compressed."""
     numbers = float(items) * config.model.dim
@@ -61,10 +73,13 @@ def vector_bytes(config: Config, items: int) -> dict[str, float]:
     }
 
 
-def serving_bytes(costs: CostModel, config: Config, items: int, *, has_index: bool) -> float:
-    """A process that answers; an index keeps the vectors once more."""
+def serving_bytes(
+    costs: CostModel, config: Config, items: int, *, has_index: bool = False, kind: str = "float32"
+) -> float:
+    """A process that answers; an index keeps the vectors once more, uncompressed."""
     ids = items * costs.constants["memory"]["bytes_an_id"]
-    return (2 if has_index else 1) * vector_bytes(config, items)["float32"] + ids + PROCESS
+    vectors = vector_bytes(config, items)
+    return vectors[kind] + (vectors["float32"] if has_index else 0) + ids + PROCESS
 
 
 def disk_bytes(costs: CostModel, config: Config, workload: Workload) -> dict[str, float]:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from bert4rec.config import Config
-from bert4rec.costs.work import PARALLEL, Step, work_of_answer, work_of_step
+from bert4rec.costs.work import PARALLEL, Step, work_of_answer, work_of_index, work_of_step
 
 # Two workers on two cores were measured. More cores share the memory and its bandwidth.
 EFFICIENCY = 0.8  # of each further core; an assumption
@@ -45,9 +45,15 @@ class CostModel:
         return _dot(self.constants["request"], work_of_answer(config, items, length))
 
     def preparing_seconds(self, interactions: float, cores: int) -> float:
-        work = work_of_preparing(interactions)
+        """Without the disk. Rows are shared out over the cores; starting is not."""
+        work, seconds = work_of_preparing(interactions), self.constants["preparing"]
         share = MEASURED_CORES / (cores * efficiency(cores))
-        return _dot(self.constants["preparing"], work) * share
+        return seconds["rows"] * work["rows"] * share + seconds["start"] * work["start"]
+
+    def index_seconds(self, items: int, dim: int, cores: int) -> float:
+        """Building an index, by all cores of a machine."""
+        work = work_of_index(items, dim)
+        return _dot(self.constants["index"], work) / (cores * efficiency(cores))
 
     def exchange_seconds(self, n_bytes: float, bytes_a_second: float, hops: int) -> float:
         """Bytes that a process sends, and the waiting for `hops` others one after another."""
@@ -58,12 +64,14 @@ class CostModel:
         """Between processes of one machine."""
         return 1e9 / self.constants["exchange"]["gigabytes"]
 
-    def beyond(self, **numbers: float) -> list[str]:
+    def beyond(self, interactions: float, **numbers: float) -> list[str]:
         """Which of these numbers are larger than any that was measured."""
-        points = [point for point in self.points if point["kind"] == "training"]
+        points = [point for point in self.points if "error" not in point]
+        steps = [point for point in points if point["kind"] == "training"]
+        rows = max(point["rows"] for point in points if point["kind"] == "preparing")
         return [
-            name for name, value in numbers.items() if value > max(point[name] for point in points)
-        ]
+            name for name, value in numbers.items() if value > max(point[name] for point in steps)
+        ] + (["interactions"] if interactions > rows else [])
 
 
 def work_of_preparing(interactions: float) -> dict[str, float]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 
 from bert4rec.config import Config, override_config
 from bert4rec.costs.machines import Layout, Machine, exchange_seconds
-from bert4rec.costs.memory import training_bytes
+from bert4rec.costs.memory import USABLE, training_bytes
 from bert4rec.costs.model import CostModel
 from bert4rec.costs.work import Step, asking_one, rows_a_piece, step_of
 from bert4rec.costs.workload import Workload
+from bert4rec.parallel import MOST_WORKERS
+from bert4rec.retrieval.build import LARGE
 
 WORTH_IT = 2.0  # how much longer than a sampled one a run with the full softmax may take
 WORTH_SHARDING = 1.5  # how much longer copies of a table may take than one that is shared out
@@ -27,7 +29,9 @@ FEWEST_NEGATIVES, MOST_NEGATIVES = 1024, 8192
 LARGEST_BATCH = 16_384
 HIGHEST_RATE = 4.0  # times the recipe's learning rate
 FEWEST_STEPS = 100  # in an epoch: a larger batch than this leaves is not proposed
-USABLE = 0.9  # of a machine's memory
+EVALUATION_SHARE = 0.1  # of the training that the evaluation at its end may take
+EVALUATED = 20_000  # users that are enough for it where all would take longer
+N_BASELINES = 2  # that `train` evaluates beside the model
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,16 @@ class Run:
     epoch: float
     second_epoch: float  # 0 without a second stage
     validation: float
-    total: float
+    total: float  # of all epochs and validations
     steps_an_epoch: int
+    evaluated: int  # users, when all epochs are done, by the first process alone
+    has_baselines: bool
+    evaluation: float
+    indexing: float  # 0 where no index is built
+
+    @property
+    def whole(self) -> float:
+        return self.total + self.evaluation + self.indexing
 
 
 def best_run(
@@ -139,6 +151,15 @@ def _run(
     if has_second:
         n_validations = math.ceil(second.epochs / training.validate_every)
         total += second.epochs * second_epoch + n_validations * validation
+    each = costs.validation_seconds(
+        config, workload.items, workload.length, min(machine.cores, MOST_WORKERS)
+    )
+    evaluated = min(workload.users, config.evaluation.users or workload.users)
+    has_baselines = (1 + N_BASELINES) * evaluated * each <= EVALUATION_SHARE * total
+    if not has_baselines and config.evaluation.users is None and evaluated > EVALUATED:
+        evaluated = EVALUATED
+        config = override_config(config, [f"evaluation.users={EVALUATED}"])
+    indexes = workload.items >= LARGE
     return Run(
         layout=layout,
         config=config,
@@ -151,6 +172,12 @@ def _run(
         validation=validation,
         total=total,
         steps_an_epoch=steps,
+        evaluated=evaluated,
+        has_baselines=has_baselines,
+        evaluation=(1 + N_BASELINES * has_baselines) * evaluated * each,
+        indexing=costs.index_seconds(workload.items, config.model.dim, machine.cores)
+        if indexes
+        else 0.0,
     )
 
 

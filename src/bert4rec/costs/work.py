@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from bert4rec.config import Config
 from bert4rec.data.pieces import FOR_TRAINING
+from bert4rec.retrieval.build import MOST_QUERIES, ROUNDS, TRAINED_A_LIST, n_lists_for
 from bert4rec.training.full_softmax import FEWEST_ROWS
 from bert4rec.training.losses import SHARED_FROM, leaves_most_alone
 
@@ -188,3 +189,10 @@ def work_of_answer(config: Config, items: float, length: float) -> dict[str, flo
         "scores": items / BILLION,
         "answers": 1.0,
     }
+
+
+def work_of_index(items: int, dim: int) -> dict[str, float]:
+    """K-means on a sample, every item to its list, and the exact answers that it is measured by."""
+    n_lists = n_lists_for(items)
+    compared = ROUNDS * min(items, TRAINED_A_LIST * n_lists) * n_lists + items * n_lists
+    return {"products": (compared + MOST_QUERIES * items) * dim / BILLION, "start": 1.0}
