@@ -1,6 +1,7 @@
 """Smaller copies of models: close to the original, complete, measured; and never trained."""
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,6 +13,7 @@ import typer
 from toys import quiet, random_histories, sequences_of, small_config
 from typer.testing import CliRunner
 
+from bert4rec import recommender as recommender_module
 from bert4rec.batch import recommend_users
 from bert4rec.cli import compress as verb
 from bert4rec.compression import compress, with_coded_items
@@ -22,6 +24,7 @@ from bert4rec.evaluation.compare import compare
 from bert4rec.models import LEARNED
 from bert4rec.models.coded_table import (
     BLOCK,
+    MANY_VECTORS,
     N_CENTROIDS,
     CodedTable,
     Int8Table,
@@ -30,9 +33,12 @@ from bert4rec.models.coded_table import (
 )
 from bert4rec.models.learned import Learned
 from bert4rec.models.output import CodedProducts, Products, products
+from bert4rec.models.sasrec import SASRec
 from bert4rec.models.table import Table
-from bert4rec.pipeline import train_recommender
+from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
+from bert4rec.retrieval.exact import product_blocks
+from bert4rec.serving.served_model import load_served
 
 N_ITEMS, DIM = 300, 16
 HISTORIES = [[1], [4, 5, 6], list(range(20)), [7, 7, 8, 7], [299, 3]]
@@ -85,7 +91,7 @@ def random_table(code: str, n_items: int, n_special: int) -> CodedTable:
 
 @pytest.mark.parametrize("code", ["int8", "pq"])
 @pytest.mark.parametrize("n_items", [300, 2 * BLOCK, 2 * BLOCK + 7])
-@pytest.mark.parametrize("n_vectors", [1, 40])
+@pytest.mark.parametrize("n_vectors", [1, 40, MANY_VECTORS])
 def test_a_coded_output_scores_as_the_plain_one_of_its_decoded_vectors(
     code: str, n_items: int, n_vectors: int
 ) -> None:
@@ -109,6 +115,49 @@ def test_a_coded_output_scores_as_the_plain_one_of_its_decoded_vectors(
     tokens = torch.tensor([[0, n_items - 1], [n_items, n_items + 1]])
     torch.testing.assert_close(table(tokens)[0], plain.weight[[0, -1]])
     assert torch.equal(table(tokens)[1], table.special)
+
+
+@pytest.mark.parametrize("code", ["int8", "pq"])
+def test_a_search_of_compressed_vectors_never_decodes_more_than_a_small_block(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded blocks of the search's size fall out of the cache: five times as slow."""
+    table = random_table(code, 3 * BLOCK, 2)
+
+    def too_much(first: int, last: int) -> torch.Tensor:
+        raise AssertionError(f"{last - first} vectors were decoded at once")
+
+    monkeypatch.setattr(table, "block", too_much)
+    output = CodedProducts(table, torch.zeros(3 * BLOCK))
+    for n_vectors in (1, MANY_VECTORS):
+        h = torch.randn(n_vectors, DIM)
+        found = torch.cat([scores for _, scores in product_blocks(h, output)], 1)
+        torch.testing.assert_close(found, output.all_scores(h))
+
+
+@pytest.mark.parametrize("code", ["int8", "pq"])
+def test_codes_of_other_items_are_refused(code: str) -> None:
+    recommender = random_recommender("sasrec")
+    model = with_coded_items(recommender, code).model  # type: ignore[arg-type]
+    assert isinstance(model, Learned)
+    tensors, config = model.state(), recommender.config.model
+    SASRec.restore(tensors, config, N_ITEMS)
+    wrong = {"codes": tensors["items.codes"][:-1], "special": tensors["items.special"][:0]}
+    if code == "int8":
+        wrong["scales"] = tensors["items.scales"][:-1]
+    else:
+        wrong["centroids"] = tensors["items.centroids"][:-1]
+    for name, tensor in wrong.items():
+        with pytest.raises(ValueError, match=r"'items' do not fit the 300 items"):
+            SASRec.restore(tensors | {f"items.{name}": tensor}, config, N_ITEMS)
+
+
+def test_what_is_asked_about_a_served_model_decodes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = load_served(compressed(), "small")
+    monkeypatch.setattr(Int8Table, "block", None)
+    assert served.has_vectors
 
 
 def test_blocks_of_a_plain_output_are_its_rows() -> None:
@@ -260,8 +309,15 @@ def test_product_quantisation_of_few_items_says_what_to_do() -> None:
         with_coded_items(few, "pq")
 
 
-def test_the_verb_prints_the_difference(tmp_path: Path) -> None:
+def test_the_verb_prints_the_difference_and_needs_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, sequences = trained()
+    indexed = Recommender.load(model)
+    assert indexed.build_index(split_of(indexed, sequences).validation.histories, recall=0.01)
+    model = shutil.copytree(model, tmp_path / "model")
+    indexed.save_index(model)
+    monkeypatch.setattr(recommender_module, "read_index", None)
     sequences.save(tmp_path / "data")
     app = typer.Typer()
     app.callback()(lambda: None)  # more than one verb, as in the program

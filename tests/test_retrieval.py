@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
+from bert4rec import recommender as recommender_module
 from bert4rec.cli.index import add_to
 from bert4rec.data.splits import Spans, leave_one_out
-from bert4rec.durable import write_manifest
+from bert4rec.durable import verify_manifest, write_manifest
 from bert4rec.models.coded_table import int8_table
 from bert4rec.models.neumf import NeuMF
 from bert4rec.models.output import CodedProducts, Products
@@ -28,7 +29,7 @@ from bert4rec.recommender import Recommender
 from bert4rec.retrieval import exact
 from bert4rec.retrieval.build import build_index, queries_of
 from bert4rec.retrieval.exact import exact_best, log_probabilities, product_blocks
-from bert4rec.retrieval.filters import Filters
+from bert4rec.retrieval.filters import Excluded, Filters
 from bert4rec.retrieval.indexed import indexed_best
 from bert4rec.serving.served_model import load_served
 
@@ -98,7 +99,7 @@ def test_blocks_find_what_whole_rows_find(n_rows: int, monkeypatch: pytest.Monke
         excluded = torch.rand(n_items, generator=generator) < 0.2
         allowed = {n_rows - 1: torch.randperm(n_items, generator=generator)[:20]}
         best = exact_best(
-            product_blocks(h, output, k), Filters(n_items, places, excluded, allowed), k
+            product_blocks(h, output, k), Filters(n_items, places, Excluded(excluded), allowed), k
         )
         may = torch.ones_like(scores, dtype=torch.bool)
         may.view(-1)[places] = False
@@ -243,6 +244,66 @@ def test_many_histories_with_a_common_filter(share: float) -> None:
     assert recall_of(found.items[:, :n].tolist(), wanted.items[:, :n].tolist()) > 0.94
 
 
+def test_blocking_each_rows_best_costs_no_recall() -> None:
+    """The answer then lies as deep as if 110 had been asked for: as many lists are searched."""
+    histories = histories_of(60, seed=5)
+    rows = [histories[i].tolist() for i in range(60)]
+    whole = rank_questions(EXACT.model, EXACT.model, [Question(row, 100) for row in rows])
+    asked = [
+        Question(row, 10, blocked=best.items[0].tolist())
+        for row, best in zip(rows, whole, strict=True)
+    ]
+    found, wanted = (
+        [each.items[0].tolist() for each in rank_questions(r.model, r.model, asked, r.index)]
+        for r in (INDEXED, EXACT)
+    )
+    assert recall_of(found, wanted) >= 0.9
+
+
+def test_items_that_nobody_would_have_been_given_cost_nothing() -> None:
+    """Long lists of blocked items are no reason to leave the index aside."""
+    history = list(range(1, 400, 40))
+    [whole] = rank_questions(EXACT.model, EXACT.model, [Question(history, N_ITEMS, False)])
+    blocked = whole.items[0][-2_000:].tolist()
+    [found] = rank_questions(
+        INDEXED.model, INDEXED.model, [Question(history, 10, blocked=blocked)], INDEXED.index
+    )
+    assert np.isnan(found.probabilities).all()  # by the index
+
+
+@pytest.mark.parametrize("n_blocked", [10, 100, 1_000])
+def test_blocking_the_best_for_everybody_costs_no_recall(n_blocked: int) -> None:
+    """And a few are no reason to leave the index aside."""
+    histories = histories_of(120, seed=9)
+    best = next(EXACT.rank(histories, 100, exclude_seen=False)).items[:, : max(10, n_blocked // 10)]
+    often = np.bincount(best.ravel(), minlength=N_ITEMS).argsort()[::-1][:n_blocked]
+    excluded = torch.zeros(N_ITEMS, dtype=torch.bool)
+    excluded[often.copy()] = True
+    [found], [wanted] = (
+        r.rank(histories, exclude_seen=False, excluded=excluded) for r in (INDEXED, EXACT)
+    )
+    assert n_blocked > 10 or np.isnan(found.probabilities).mean() > 0.9
+    assert not excluded[found.items].any()
+    assert recall_of(found.items.tolist(), wanted.items.tolist()) > 0.9
+
+
+def test_one_who_blocks_many_does_not_make_the_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert INDEXED.index is not None
+    candidates, fetched = INDEXED.index.candidates, []
+
+    def noted(h: torch.Tensor, n: int, n_searched: int) -> torch.Tensor:
+        fetched.extend([n] * len(h))
+        return candidates(h, n, n_searched)
+
+    monkeypatch.setattr(INDEXED.index, "candidates", noted)
+    few = [Question([i, i + 40], 10, False) for i in range(8)]
+    many = Question([9, 49], 10, False, blocked=list(range(3, 2_000)))
+    rank_questions(INDEXED.model, INDEXED.model, [*few, many], INDEXED.index)
+    assert sum(n > 10 for n in fetched[:9]) == 1
+
+
 def test_probabilities_are_known_where_all_items_were_looked_at() -> None:
     by_index = INDEXED.recommend(["item-1", "item-41"])
     exactly = EXACT.recommend(["item-1", "item-41"])
@@ -327,6 +388,36 @@ def test_a_damaged_or_foreign_index_is_refused(saved: Path) -> None:
         Recommender.load(saved)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(("n_lists", 3), ("n_searched", 0), ("n_searched", 10**6), ("n_searched", 1.5)),
+        *(("recall", 1.5), ("recall", "high"), ("recall", float("nan")), ("depth", 0)),
+    ],
+)
+def test_impossible_facts_of_an_index_are_refused(saved: Path, wrong: tuple[str, object]) -> None:
+    facts = saved / index_files(saved)[0]
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | dict([wrong])))
+    vouch(saved)
+    with pytest.raises(ValueError, match=rf"{facts.name} is damaged"):
+        Recommender.load(saved)
+
+
+def test_files_that_vanish_while_they_are_read_are_no_crash(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bert4rec index` in another process takes the old index away at just this moment."""
+
+    def verify_and_lose(directory: Path) -> None:
+        verify_manifest(directory)
+        for name in index_files(directory):
+            (directory / name).unlink()
+
+    monkeypatch.setattr(recommender_module, "verify_manifest", verify_and_lose)
+    with pytest.raises(ValueError, match="was being replaced: load it again"):
+        Recommender.load(saved)
+
+
 def load_file_of(content: bytes, folder: Path) -> dict[str, torch.Tensor]:
     (folder / "copy").write_bytes(content)
     tensors = load_file(folder / "copy")
@@ -371,6 +462,10 @@ def test_an_index_is_built_for_large_catalogues_of_models_that_can_have_one() ->
         popular.build_index(histories_of(50))
     with pytest.raises(ValueError, match="there are 5"):
         recommender.build_index(histories_of(5))
+    note = recommender.index_if_large(histories_of(5), at_least=N_ITEMS)
+    assert note is not None  # a training is not lost for it
+    assert "no index" in note
+    assert "there are 5" in note
     with pytest.raises(ValueError, match="recall is 97"):
         recommender.build_index(histories_of(50), recall=97)
 

@@ -65,7 +65,7 @@ def compress(
     _check_directory(model, out, overwrite)
     if n_users is not None and n_users < 1:
         raise ValueError(f"n_users is {n_users}: ask one or more")
-    before = Recommender.load(model)
+    before = Recommender.load(model, retrieval="exact")  # an index is not compared
     split = split_of(before, sequences)
     after = with_coded_items(before, code, numbers_per_byte)
     validation = _some(split.validation, n_users)

@@ -24,13 +24,14 @@ from bert4rec.retrieval.exact import (
     products_of,
     score_blocks,
 )
-from bert4rec.retrieval.filters import Filters
+from bert4rec.retrieval.filters import Excluded, Filters
 from bert4rec.retrieval.index import ItemIndex
 from bert4rec.retrieval.indexed import indexed_best
 
 SCORES_BYTES = 64 * 2**20  # most memory for the scores of a piece
 ROWS_OF_BLOCKS = 256  # histories of a piece whose scores are computed in blocks of items
 HISTORIES_AT_ONCE = 4096
+MANY_BLOCKED = 256  # items of a question: with fewer, fetching as many more is hardly noticed
 
 
 class Ranking(NamedTuple):
@@ -109,6 +110,7 @@ def rank_histories(
     `histories.users` are rows of the training data, and -1 for strangers.
     """
     n_items = model.n_items
+    common = None if excluded is None else Excluded(excluded)
 
     def rank(rows: NDArray[np.int64]) -> Ranking:
         padded = torch.from_numpy(histories.padded(rows, n_items))
@@ -116,7 +118,7 @@ def rank_histories(
         if exclude_seen:
             starts = torch.arange(0, len(rows) * n_items, n_items)[:, None]
             seen = (starts + padded)[padded < n_items]
-        users, filters = torch.from_numpy(histories.users[rows]), Filters(n_items, seen, excluded)
+        users, filters = torch.from_numpy(histories.users[rows]), Filters(n_items, seen, common)
         return _rank(model, fallback, users, padded, filters, k, index)
 
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
@@ -180,10 +182,15 @@ def _question_pieces(
     fallback: Model,
     index: ItemIndex | None,
 ) -> Iterator[NDArray[np.int64]]:
-    """With an index those of one k together: one who wants many would make all others wait."""
-    ks = np.array([question.k if index is not None else 0 for question in questions])
-    for k in np.unique(ks):
-        group = np.flatnonzero(ks == k)
+    """With an index those together that want alike many, and leave out alike many.
+
+    One who wants many, or blocks many, would make all others wait.
+    """
+    work = np.zeros((len(questions), 2), dtype=np.int64)
+    if index is not None:
+        work[:] = [(each.k, (len(each.blocked) // MANY_BLOCKED).bit_length()) for each in questions]
+    for alike in np.unique(work, axis=0):
+        group = np.flatnonzero((work == alike).all(1))
         yield from (group[piece] for piece in _pieces(lengths[group], model, fallback))
 
 

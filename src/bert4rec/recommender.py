@@ -38,7 +38,7 @@ from bert4rec.ranking import (
     rank_histories,
     rank_questions,
 )
-from bert4rec.retrieval.build import LARGE, RECALL, build_index, described, queries_of
+from bert4rec.retrieval.build import LARGE, RECALL, build_index, described, queries_of, too_few
 from bert4rec.retrieval.exact import MOST_ITEMS, products_of
 from bert4rec.retrieval.index import ItemIndex, Measured, has_faiss, note_missing_faiss
 from bert4rec.retrieval.store import delete_other_indexes, index_name, read_index, write_index
@@ -371,6 +371,8 @@ class Recommender:
                 "are searched for exactly. pip install 'bert4rec[scale]' and `bert4rec index` "
                 "make them faster"
             )
+        if (reason := too_few(queries)) is not None:
+            return f"{len(self.vocabulary):,} items and no index: {reason}"
         return described(self.build_index(queries))
 
     @classmethod
@@ -380,9 +382,17 @@ class Recommender:
         `retrieval="exact"` leaves an index aside, if there is one: every answer is the best that
         there is, and has its probability.
         """
+        try:
+            return cls._load(Path(directory), retrieval)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{directory} was being replaced: load it again ({error.filename} is gone)"
+            ) from None
+
+    @classmethod
+    def _load(cls, directory: Path, retrieval: Retrieval) -> Self:
         if retrieval not in get_args(Retrieval):
             raise ValueError(f"retrieval is {retrieval!r}: choose `auto` or `exact`")
-        directory = Path(directory)
         if not directory.is_dir():
             raise ValueError(f"{directory} is not a directory: train a model there first")
         if not (directory / MANIFEST).exists() and (directory / "checkpoints").is_dir():

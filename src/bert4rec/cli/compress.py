@@ -40,7 +40,7 @@ def compress(
     from bert4rec.evaluation.report import comparison_table
     from bert4rec.recommender import Recommender
 
-    sequences = training_data(Recommender.load(model).about, data)
+    sequences = training_data(Recommender.load(model, retrieval="exact").about, data)
     with progress_bar("evaluating") as update:
         made = compress_model(
             model,

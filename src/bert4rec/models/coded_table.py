@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 BLOCK = 4096  # rows decoded at a time: they stay in a core's cache until they are multiplied
 FEWEST_COLUMNS = 16  # torch sums up narrower rows one number at a time
+MANY_VECTORS = 64  # that are multiplied with decoded blocks in less time than with parts
 N_CENTROIDS = 256  # what one byte can name
 
 
@@ -40,6 +41,10 @@ class CodedTable(nn.Module):
     @property
     def embedding_dim(self) -> int:
         return self.special.shape[1]
+
+    def replaces(self, n_items: int, shape: tuple[int, ...]) -> bool:
+        """Whether it is of so many items, and of this shape with the rows behind them."""
+        return (len(self.codes), *self.special.shape) == (n_items, shape[0] - n_items, *shape[1:])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Any shape of tokens → (…, D)"""
@@ -81,6 +86,10 @@ class Int8Table(CodedTable):
         super().__init__(codes, special)
         self.register_buffer("scales", scales)
 
+    def replaces(self, n_items: int, shape: tuple[int, ...]) -> bool:
+        is_whole = (self.codes.dtype, self.codes.shape) == (torch.int8, (n_items, *shape[1:]))
+        return super().replaces(n_items, shape) and is_whole and self.scales.shape == (n_items,)
+
     def rows(self, items: Tensor) -> Tensor:
         scales = self.scales.index_select(0, items)
         return self.codes.index_select(0, items).to(scales.dtype).mul_(scales[:, None])
@@ -111,6 +120,12 @@ class ProductTable(CodedTable):
         first_row = torch.arange(0, codes.shape[1] * N_CENTROIDS, N_CENTROIDS, dtype=torch.int32)
         self.register_buffer("first_row", first_row, persistent=False)
 
+    def replaces(self, n_items: int, shape: tuple[int, ...]) -> bool:
+        n_parts, n_each, width = self.centroids.shape
+        is_whole = (self.codes.dtype, self.codes.shape) == (torch.uint8, (n_items, n_parts))
+        fits = (n_each, n_parts * width) == (N_CENTROIDS, *shape[1:])
+        return super().replaces(n_items, shape) and is_whole and fits
+
     def rows(self, items: Tensor) -> Tensor:
         return self._decoded(self.codes.index_select(0, items))
 
@@ -125,7 +140,13 @@ class ProductTable(CodedTable):
         return codes.int() + self.first_row
 
     def products(self, h: Tensor, first: int, last: int) -> Tensor:
-        """Each vector is multiplied with the centroids, once; an item's score is C sums of them."""
+        """Each vector is multiplied with the centroids, once; an item's score is C sums of them.
+
+        Many vectors are worth decoding a block for, which is multiplied faster than parts are
+        summed up.
+        """
+        if len(h) >= MANY_VECTORS:
+            return self._products_of_decoded(h, first, last)
         n_parts, _, width = self.centroids.shape
         wide = F.pad(h, (0, 0, 0, max(0, FEWEST_COLUMNS - len(h))))
         parts = wide.view(len(wide), n_parts, width).permute(1, 2, 0)  # (C, D / C, M)
@@ -136,6 +157,14 @@ class ProductTable(CodedTable):
         ):
             sums = F.embedding_bag(self._places(codes), of_centroids, mode="sum")  # (block, M)
             part.copy_(sums[:, : len(h)].T)
+        return out
+
+    def _products_of_decoded(self, h: Tensor, first: int, last: int) -> Tensor:
+        out = h.new_empty(len(h), last - first)
+        for part, codes in zip(
+            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
+        ):
+            torch.mm(h, self._decoded(codes).T, out=part)
         return out
 
 

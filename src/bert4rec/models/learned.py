@@ -73,6 +73,12 @@ class Learned(nn.Module):
         with torch.device("meta"):  # no numbers are made up only to be replaced
             model = cls(n_items, config, n_users)
         for name, table in coded_tables(tensors).items():
+            whole = getattr(model, name, None)
+            if not isinstance(whole, Table) or not table.replaces(n_items, whole.weight.shape):
+                raise ValueError(
+                    f"the compressed vectors {name!r} do not fit the {n_items:,} items of the "
+                    "model: compress it again"
+                )
             setattr(model, name, table)
         model.load_state_dict(tensors, assign=True)
         model.no_bias = torch.zeros(n_items)

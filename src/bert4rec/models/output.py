@@ -71,7 +71,9 @@ class CodedProducts(NamedTuple):
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
         vectors: Tensor = self.table(items)  # (1 or M, K, D)
-        return (vectors @ h[:, :, None])[:, :, 0] + self.bias[items]
+        is_shared = len(items) == 1 and len(h) > 1
+        products = h @ vectors[0].T if is_shared else (vectors @ h[:, :, None])[:, :, 0]
+        return products + self.bias[items]
 
     def all_scores(self, h: Tensor) -> Tensor:
         return self.block_scores(h, 0, self.n_items)

@@ -34,7 +34,7 @@ from bert4rec.retrieval.index import (
     faiss_or_error,
     with_bias,
 )
-from bert4rec.retrieval.indexed import MOST_SEARCHED, indexed_best
+from bert4rec.retrieval.indexed import MOST_FETCHED, MOST_SEARCHED, best_of_lists, indexed_best
 
 # Exact search of one history took about 10 ms a core at this size and grows with it
 # (`benchmarks/scale/retrieval.py`); below it an index would save nothing that is noticed.
@@ -60,15 +60,23 @@ class Queries:
         return len(self.h)
 
 
+def too_few(histories: Spans) -> str | None:
+    """Why no index can be built with these, if so."""
+    n = int((histories.lengths > 0).sum())
+    if n >= FEWEST_QUERIES:
+        return None
+    return (
+        f"an index is tuned and measured on real histories, and there are {n}: "
+        f"give {FEWEST_QUERIES} or more"
+    )
+
+
 def queries_of(model: Model, histories: Spans, seed: int = 0) -> Queries:
     """At most `MOST_QUERIES` of the histories, in random order."""
+    if (reason := too_few(histories)) is not None:
+        raise ValueError(reason)
     some = np.flatnonzero(histories.lengths > 0)
     rows = np.random.default_rng(seed).permutation(some)[:MOST_QUERIES]
-    if len(rows) < FEWEST_QUERIES:
-        raise ValueError(
-            f"an index is tuned and measured on real histories, and there are {len(rows)}: "
-            f"give {FEWEST_QUERIES} or more"
-        )
     longest_first = np.argsort(-histories.lengths[rows], kind="stable")
     h: list[Tensor] = []
     left_out: list[Tensor] = []
@@ -92,12 +100,15 @@ def build_index(
     tables = _tables(output, n_lists_for(output.n_items), seed)
     half = len(queries) // 2
     tuning, others = queries.rows(0, half), queries.rows(half, len(queries))
-    nothing_known = Measured(len(tables.centroids), 1, target, math.nan, half, len(others), 0.0)
+    nothing_known = Measured(
+        len(tables.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf
+    )
     index = ItemIndex(tables, output, nothing_known)
     wanted = _exact(output, tuning)
     for n_searched in _numbers(int(MOST_SEARCHED * len(tables.centroids))):
         index.measured = replace(nothing_known, n_searched=n_searched)
         if _recall(index, output, tuning, wanted) >= target:
+            index.measured = replace(index.measured, depth=_depth(index, output, tuning))
             recall = _recall(index, output, others, _exact(output, others))
             seconds = round(time.monotonic() - started, 1)
             index.measured = replace(index.measured, recall=round(recall, 4), seconds=seconds)
@@ -167,3 +178,13 @@ def _recall(index: ItemIndex, output: InBlocks, queries: Queries, wanted: Tensor
     found = indexed_best(index, queries.h, output, queries.filters, RECALL_AT).items
     is_found = (wanted[:, :, None] == found[:, None, :]).any(2)
     return float(is_found.float().mean())
+
+
+def _depth(index: ItemIndex, output: InBlocks, queries: Queries) -> float:
+    """How far down the tenth answer lies on average, with the seen items in front of it."""
+    n_fetched = RECALL_AT + int(queries.filters.n_left_out(len(queries)).max())
+    n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.measured.n_searched
+    _, _, depth = best_of_lists(
+        index, queries.h, output, queries.filters, RECALL_AT, n_fetched, n_searched
+    )
+    return round(float(depth.double().mean()), 1)

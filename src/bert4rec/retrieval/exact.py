@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bert4rec.models import Model
@@ -65,7 +64,7 @@ def product_blocks(
     for first in range(0, n_all, n):
         last = min(first + n, n_all)
         if items is None:
-            scores = F.linear(h, *output.block(first, last))
+            scores = output.block_scores(h, first, last)
         else:
             scores = output.scores(h, items[None, first:last].to(h.device))
         yield first, scores.cpu()

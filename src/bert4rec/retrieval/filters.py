@@ -27,12 +27,27 @@ class _ByItem(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """Items that nobody gets; one for all batches, so that what remains is listed once."""
+
+    mask: Tensor  # (V,) true for these
+
+    @cached_property
+    def remaining(self) -> Tensor:
+        return (~self.mask).nonzero()[:, 0]
+
+    @property
+    def n(self) -> int:
+        return len(self.mask) - len(self.remaining)
+
+
+@dataclass(frozen=True)
 class Filters:
     """The same for an exact search and for an index, so that both exclude the same items."""
 
     n_items: int
     left_out: Tensor  # (P,) flat places `row * n_items + item`
-    excluded: Tensor | None = None  # (V,) true for items that nobody gets
+    excluded: Excluded | None = None
     allowed: Mapping[int, Tensor] = field(default_factory=dict)  # row → items that alone remain
 
     def hide(self, scores: Tensor, first: int) -> None:
@@ -44,7 +59,7 @@ class Filters:
             scores[list(self.allowed)] = -torch.inf
             flat[places] = remaining
         if self.excluded is not None:
-            scores.masked_fill_(self.excluded[first : first + n], -torch.inf)
+            scores.masked_fill_(self.excluded.mask[first : first + n], -torch.inf)
         is_whole = n == self.n_items
         places = self.left_out if is_whole else self._left_out_by_item.in_block(first, n)
         flat.index_fill_(0, places, -torch.inf)
@@ -56,12 +71,11 @@ class Filters:
         """
         rows = torch.arange(len(items))[:, None]
         kept = (items >= 0) & ~torch.isin(rows * self.n_items + items, self.left_out)
-        return kept if self.excluded is None else kept & ~self.excluded[items.clamp(min=0)]
+        return kept if self.excluded is None else kept & ~self.excluded.mask[items.clamp(min=0)]
 
-    def most_left_out(self, n_rows: int) -> int:
-        """Of one row, without the items that nobody gets."""
-        counts = torch.bincount(self.left_out // self.n_items, minlength=n_rows)
-        return int(counts.max()) if n_rows else 0
+    def n_left_out(self, n_rows: int) -> Tensor:
+        """(B,) places of each row, without the items that nobody gets."""
+        return torch.bincount(self.left_out // self.n_items, minlength=n_rows)
 
     def of_rows(self, rows: Tensor) -> Filters:
         """The filters of some rows, which are numbered anew."""
@@ -80,7 +94,7 @@ class Filters:
         place = torch.searchsorted(items, found)
         is_there = items[place.clamp(max=len(items) - 1)] == found if len(items) else found < 0
         rows = self.left_out[is_there] // self.n_items
-        excluded = None if self.excluded is None else self.excluded[items]
+        excluded = None if self.excluded is None else Excluded(self.excluded.mask[items])
         return Filters(len(items), rows * len(items) + place[is_there], excluded)
 
     @cached_property

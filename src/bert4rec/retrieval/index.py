@@ -37,6 +37,7 @@ class Measured:
     n_tuned: int
     n_measured: int
     seconds: float  # that building took
+    depth: float = RECALL_AT  # on average: 10, and the seen items in front of the last of these
 
 
 @dataclass(frozen=True)

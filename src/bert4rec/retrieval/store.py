@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors.torch import load, save
 
 from bert4rec.durable import MANIFEST, write_file
 from bert4rec.models.output import InBlocks
-from bert4rec.retrieval.index import ItemIndex, Measured, Tables
+from bert4rec.retrieval.index import RECALL_AT, ItemIndex, Measured, Tables
 
 FORMAT_VERSION = 1
 
@@ -60,7 +61,25 @@ def read_index(directory: Path, name: str, output: InBlocks) -> ItemIndex:
         raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
     empty = torch.empty(0)
     tables = Tables(tensors.get("centroids", empty), tensors.get("lists", empty))
+    tables.check(output)
+    if not _are_possible(measured, len(tables.centroids)):
+        raise ValueError(
+            f"{directory / name}.json is damaged: it says what no index can be; "
+            "run `bert4rec index` again"
+        )
     return ItemIndex(tables, output, measured)
+
+
+def _are_possible(facts: Measured, n_lists: int) -> bool:
+    counts = facts.n_lists, facts.n_searched, facts.n_tuned, facts.n_measured
+    numbers = facts.target, facts.recall, facts.seconds, facts.depth
+    return (
+        all(type(count) is int for count in counts)
+        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and 1 <= facts.n_searched <= facts.n_lists == n_lists
+        and 0 <= facts.recall <= 1
+        and facts.depth >= RECALL_AT
+    )
 
 
 def delete_other_indexes(directory: Path, kept: Iterable[str] = ()) -> None:

@@ -13,6 +13,7 @@ from bert4rec.durable import MANIFEST
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.learned import Learned
 from bert4rec.recommender import Recommender, Retrieval
+from bert4rec.retrieval.exact import products_of
 from bert4rec.serving.catalogue import Catalogue
 
 N_CHECKED = 8  # histories that a model has to answer before it is let in front of people
@@ -36,6 +37,8 @@ class ServedModel:
     @property
     def has_vectors(self) -> bool:
         model = self.recommender.model
+        if products_of(model) is not None:  # asked first: compressed ones are not decoded for it
+            return True
         return isinstance(model, Learned) and model.item_vectors() is not None
 
 
