@@ -28,11 +28,14 @@ hypothesis.settings.load_profile("patient")
 LONG = (
     "test_end_to_end.py",
     "test_resume.py",
+    "test_distributed.py",
     "test_serving_under_load.py",
+    "test_batch_parts.py",
     "test_page.py",
     "test_prepare.py",
     "test_lab.py",
     "test_serving.py",
+    "test_sharded_items.py",
     "test_plan.py",
     "test_contract.py",
 )

@@ -185,6 +185,18 @@ def test_no_cluster_at_the_address_is_said_before_any_worker_starts(tmp_path: Pa
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
+def test_a_missing_extra_is_named_before_any_work() -> None:
+    """A process to which Ray does not exist."""
+    program = (
+        "import sys; sys.modules['ray'] = None\n"
+        "sys.argv = ['bert4rec', 'train', 'nothing.csv', '--launcher', 'ray']\n"
+        "from bert4rec.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'bert4rec[scale]'" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["", "a-launch"])
 def test_a_restart_never_replaces_a_finished_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,7 +50,13 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
     keep_ray_quiet()
     ray = _untyped_ray()
     if ray.is_initialized():
-        yield _enough(_described(is_ours=False), n_workers)
+        connected = _described(is_ours=False)
+        if address not in (None, "auto", "local") and _reachable(address) != connected.address:
+            raise ValueError(
+                f"this process is connected to the Ray cluster at {connected.address}, and "
+                f"{address} is another: use one of them"
+            )
+        yield _enough(connected, n_workers)
         return
     address = address or os.environ.get(ADDRESS_VARIABLE) or "local"
     is_ours = address == "local"

@@ -197,9 +197,10 @@ def _run(
 
         run_on_ray(job, missing, ray_address, n_workers=n_workers, on_progress=on_progress)
         return
-    with stopped_by_signals():
+    is_alone = n_workers is None or n_workers == 1
+    with stopped_by_signals(at_once=not is_alone) as stop_if_asked:
         if n_workers is None or n_workers == 1:
-            _run_here(job, missing, on_progress)
+            _run_here(job, missing, on_progress, stop_if_asked)
             return
         import torch
 
@@ -214,12 +215,18 @@ def _run(
         )
 
 
-def _run_here(job: Job, missing: list[int], on_progress: Callable[[int], None]) -> None:
+def _run_here(
+    job: Job,
+    missing: list[int],
+    on_progress: Callable[[int], None],
+    stop_if_asked: Callable[[], None],
+) -> None:
     writer = PartWriter(job)
     n_before = job.plan.n_users - sum(map(job.plan.n_users_of, missing))
 
     def on_part_progress(n_done: int) -> None:
         on_progress(n_before + n_done)
+        stop_if_asked()
 
     for part in missing:
         writer.write(part, on_part_progress)

@@ -74,7 +74,7 @@ def run_on_ray(
     on_progress: Callable[[int], None],
 ) -> None:
     """Compute `parts` with `n_workers` actors of one CPU each; None takes all CPUs there are."""
-    with connect(address, n_workers=n_workers) as cluster, stopped_by_signals():
+    with connect(address, n_workers=n_workers) as cluster, stopped_by_signals(at_once=True):
         _check_machines(job)
         n_actors = min(n_workers or cluster.n_cpus, len(parts))
         n_done = job.plan.n_users - sum(map(job.plan.n_users_of, parts))

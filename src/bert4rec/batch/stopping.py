@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,20 +16,32 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """The first signal raises `Stopped`; further ones must not disturb the cleaning up."""
+def stopped_by_signals(*, at_once: bool) -> Iterator[Callable[[], None]]:
+    """The first signal raises `Stopped`; further ones must not disturb the cleaning up.
+
+    `at_once` is for who only waits. Who computes calls what is yielded where it can stop: an
+    exception out of nowhere, in the middle of a query, would come back as an error of the database.
+    """
+    received: list[int] = []
+
+    def stop_if_asked() -> None:
+        if received:
+            raise Stopped
+
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are for the main thread, and whoever runs us in another looks after them
+        yield stop_if_asked  # signals are the main thread's: whoever runs us looks after them
         return
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
+    def stop(number: int, frame: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped
+        received.append(number)
+        if at_once:
+            raise Stopped
 
     before = {each: signal.signal(each, stop) for each in SIGNALS}
     try:
-        yield
+        yield stop_if_asked
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
