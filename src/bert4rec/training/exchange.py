@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from bert4rec.models.table import Table
 from bert4rec.training.distributed import Ranks
 
+Told = tuple[float, float, float, float]  # the sum of losses, and what the loop tells
+N_TOLD = 4
 LARGE = 2**18  # numbers; a copy of fewer costs less than another message
 
 
@@ -28,43 +30,49 @@ class Exchange:
         self.small = [p for p in dense if p.numel() < LARGE]
         self.large = [p for p in dense if p.numel() >= LARGE]
         n_small = sum(p.numel() for p in self.small)
-        # Behind the gradients: who has any, and the loss.
+        # Behind the gradients: who has any, how many questions they are of, and what is told.
         device = next(model.parameters()).device
-        self.together = torch.zeros(n_small + len(dense) + 1, device=device)
+        self.together = torch.zeros(n_small + len(dense) + 1 + N_TOLD, device=device)
 
-    def add_up(self, loss: float) -> float:
-        """Everybody's gradients into everybody's model; returns the sum of the losses."""
+    def add_up(self, n_asked: float, told: Told) -> Told:
+        """Everybody's gradients into everybody's model, as a mean over all that was asked.
+
+        `told` travels along, in the one message that a step needs; its sums are returned.
+        """
+        assert len(told) == N_TOLD
         if self.ranks.n == 1:
-            return loss
+            return told
         parameters = self.small + self.large
         has_gradient = [float(p.grad is not None) for p in parameters]
         gradients = [_gradient(p).flatten() for p in self.small]
-        tail = torch.tensor([*has_gradient, loss], device=self.together.device)
+        tail = torch.tensor([*has_gradient, n_asked, *told], device=self.together.device)
         torch.cat([*gradients, tail], out=self.together)
         self.ranks.total(self.together)
+        *counts, n_all, a, b, c, d = self.together[-len(tail) :].tolist()
+        share = 1 / n_all
         for parameter in self.large:
-            parameter.grad = self.ranks.total(_gradient(parameter))
+            parameter.grad = self.ranks.total(_gradient(parameter)).mul_(share)
         first = 0
         for parameter in self.small:
             part = self.together[first : first + parameter.numel()]
-            parameter.grad = _gradient(parameter).copy_(part.view_as(parameter))
+            place = _gradient(parameter)
+            parameter.grad = torch.mul(part.view_as(parameter), share, out=place)
             first += parameter.numel()
-        *counts, total = self.together[first:].tolist()
         for parameter, n_having in zip(parameters, counts, strict=True):
             if not n_having:
                 parameter.grad = None  # as alone: nobody's batch needed it
         for weight in self.rows:
-            weight.grad = self._rows_of_all(weight)
-        return float(total)
+            weight.grad = self._rows_of_all(weight, share)
+        return a * share, b, c, d
 
-    def _rows_of_all(self, weight: Tensor) -> Tensor:
+    def _rows_of_all(self, weight: Tensor, share: float) -> Tensor:
         """The touched rows of all processes, as one sparse gradient."""
         width, device = weight.shape[1], weight.device
         indices = torch.zeros(0, dtype=torch.int64, device=device)
         values = torch.zeros(0, width, device=device)
         if weight.grad is not None:
             own = weight.grad.coalesce()
-            indices, values = own.indices()[0], own.values()
+            indices, values = own.indices()[0], own.values() * share
         counts = [int(n) for n in self.ranks.gathered(len(indices))]
         parts = []
         for part in (indices, values):

@@ -40,7 +40,7 @@ from bert4rec.training.distributed import ALONE, Ranks, differences, launch_id
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import make_loss
 from bert4rec.training.progress import TrainingDisplay
-from bert4rec.training.replica import Replica, Trainee
+from bert4rec.training.replica import Replica, Stepped, ToldByAll, Trainee
 from bert4rec.training.sharded import ShardedItems, room_for
 from bert4rec.training.shards import WHOLE, Shards, share_of_batch
 
@@ -278,19 +278,20 @@ class _Trainer:
             n_steps = min(steps_an_epoch, total - progress.step + progress.batch)
             for batch in self.batches.rest_of_epoch(stage, self.shards, progress, sizes, n_steps):
                 learning_rate = _learning_rate(stage, progress.step, total)
-                progress.loss_sum += self._step(batch, learning_rate)
+                loss, told = self._step(batch, learning_rate)
+                progress.loss_sum += loss
                 progress.step += 1
                 progress.batch += 1
-                stops, is_due, n_sequences = self._agree(batch.n_sequences)
+                n_sequences = int(told.n_sequences)
                 progress.sequences += n_sequences
                 progress.seconds += time.monotonic() - started
                 started = time.monotonic()
                 self.display.step(
                     progress.step, progress.epoch + 1, progress.mean_loss, n_sequences
                 )
-                if stops or is_due:
+                if told.wants_to_stop or told.wants_to_save:
                     self.save()
-                if stops:
+                if told.wants_to_stop:
                     raise Interrupted
             progress.epoch += 1
             every = self.config.training.validate_every
@@ -307,9 +308,13 @@ class _Trainer:
         self.trainee.start_afresh()
         self.save()
 
-    def _step(self, batch: Batch, learning_rate: float) -> float:
+    def _step(self, batch: Batch, learning_rate: float) -> Stepped:
+        """With what all have to agree on: who was asked to stop, and whether it is time to save."""
         seed = self.batches.seed_of(self.progress.stage, self.progress.step)
-        return self.trainee.step(batch, seed, learning_rate)
+        minutes = self.config.training.checkpoint_minutes
+        is_due = self.ranks.is_first and time.monotonic() - self.last_save > 60 * minutes
+        told = ToldByAll(self.should_stop(), is_due, batch.n_sequences)
+        return self.trainee.step(batch, seed, learning_rate, told)
 
     def _validate(self, stage: Stage, learning_rate: float) -> None:
         progress, started = self.progress, time.monotonic()
@@ -345,13 +350,6 @@ class _Trainer:
             return False
         is_over: bool = self.ranks.of_first(self.progress.seconds >= 60 * minutes)
         return is_over
-
-    def _agree(self, n_sequences: int) -> tuple[bool, bool, int]:
-        """Whether anybody was asked to stop, whether to save, and the sequences of all."""
-        minutes = self.config.training.checkpoint_minutes
-        is_due = self.ranks.is_first and time.monotonic() - self.last_save > 60 * minutes
-        stops, saves, n = self.ranks.sums(self.should_stop(), is_due, n_sequences)
-        return stops > 0, saves > 0, int(n)
 
 
 def validation_sample(split: Split, config: Config) -> Questions:

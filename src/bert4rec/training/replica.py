@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,19 @@ from bert4rec.training.losses import Loss
 from bert4rec.training.optimizer import Optimizer
 
 
+class ToldByAll(NamedTuple):
+    """What each process knows before a step, and after it the sums over all of them."""
+
+    wants_to_stop: float
+    wants_to_save: float
+    n_sequences: float
+
+
+class Stepped(NamedTuple):
+    loss: float  # the mean over all that was asked
+    told: ToldByAll
+
+
 class Trainee(Protocol):
     """All that the training loop may ask of the model that it trains. Each is called by all
     processes at the same moment."""
@@ -33,8 +46,8 @@ class Trainee(Protocol):
         """Forget the optimiser's moments: a new stage begins."""
         ...
 
-    def step(self, batch: Batch, seed: int, learning_rate: float) -> float:
-        """Learn from everybody's batch; returns the mean loss over all that was asked."""
+    def step(self, batch: Batch, seed: int, learning_rate: float, told: ToldByAll) -> Stepped:
+        """Learn from everybody's batch."""
         ...
 
     def ranks_of(self, questions: Questions, *, exclude_seen: bool) -> Tensor:
@@ -82,14 +95,14 @@ class Replica:
     def start_afresh(self) -> None:
         self.optimizer = Optimizer(self.model, self.config, is_sparse=self.is_sparse)
 
-    def step(self, batch: Batch, seed: int, learning_rate: float) -> float:
+    def step(self, batch: Batch, seed: int, learning_rate: float, told: ToldByAll) -> Stepped:
         self.model.train()
-        (n_asked,) = self.ranks.sums(batch.n_asked)
-        loss = self.gradients.add(batch, seed, share=1 / n_asked)
-        loss = self.exchange.add_up(loss)
+        share = 1 / batch.n_asked if self.ranks.n == 1 else 1.0
+        loss = self.gradients.add(batch, seed, share=share)
+        loss, *sums = self.exchange.add_up(batch.n_asked, (loss, *told))
         check_is_number(loss)
         self.optimizer.step(learning_rate)
-        return loss
+        return Stepped(loss, ToldByAll(*sums))
 
     def ranks_of(self, questions: Questions, *, exclude_seen: bool) -> Tensor:
         """Each process answers its share of the questions."""

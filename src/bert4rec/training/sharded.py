@@ -31,7 +31,7 @@ from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import SHARED_FROM, AmongTargets, InBatch, Loss, Sampled
 from bert4rec.training.negatives import Negatives
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.replica import check_is_number, every_nth, share_of
+from bert4rec.training.replica import Stepped, ToldByAll, check_is_number, every_nth, share_of
 from bert4rec.training.rows import DealtRows
 from bert4rec.training.sharded_ranks import ranks_among_all
 
@@ -90,7 +90,7 @@ class ShardedItems:
     def start_afresh(self) -> None:
         self.optimizer = Optimizer(self.own, self.config, is_sparse=True)
 
-    def step(self, batch: Batch, seed: int, learning_rate: float) -> float:
+    def step(self, batch: Batch, seed: int, learning_rate: float, told: ToldByAll) -> Stepped:
         self.small.train()
         (n_asked,) = self.ranks.sums(batch.n_asked)
         random = np.random.SeedSequence([seed, self.ranks.rank, 1]).generate_state(1, np.uint64)[0]
@@ -106,10 +106,11 @@ class ShardedItems:
         local = Batch(pieces, batch.n_sequences, batch.n_asked)
         loss = self.gradients.add(local, seed, share=1 / n_asked)
         self._give_gradients(len(items))
-        loss = self.exchange.add_up(loss)
+        # They are parts of the mean already: all together count as one question.
+        loss, *sums = self.exchange.add_up(1 / self.ranks.n, (loss, *told))
         check_is_number(loss)
         self.optimizer.step(learning_rate, self._length_of_gradient())
-        return loss
+        return Stepped(loss, ToldByAll(*sums))
 
     def _fill(self, tokens: Tensor) -> Tensor:
         """Fetch the vectors of these tokens into the small model; returns its items, sorted."""
