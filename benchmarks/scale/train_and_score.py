@@ -94,7 +94,7 @@ def main() -> None:
         "n_items": about["n_items"],
         "settings": settings,
         "train": train | {"steps": given.steps} | about["training"],
-        "index": about.get("retrieval"),
+        "index": next((json.loads(p.read_text()) for p in model.glob("index-*.json")), None),
         "metrics": metrics["metrics"]["full"] if "metrics" in metrics else metrics,
         "score": score | {"users": given.users},
         "cores": os.cpu_count(),
