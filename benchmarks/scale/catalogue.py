@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from train_and_score import measured
+from prepare import measured
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "catalogue.json"
 CHILD = """

@@ -48,11 +48,10 @@ def memory_of(process: int) -> dict[str, int]:
     return total
 
 
-def prepare(source: Path, out: Path, options: list[str]) -> dict[str, object]:
-    """Run the command as a user would; what it took."""
-    command = [sys.executable, "-m", "bert4rec", "data", "prepare", str(source)]
+def measured(command: list[str]) -> dict[str, float]:
+    """Seconds and peak memory of a command and all that it starts."""
     started = time.perf_counter()
-    child = subprocess.Popen([*command, "--out", str(out), *options])
+    child = subprocess.Popen(command)
     peak = {"resident": 0, "anonymous": 0}
     while child.poll() is None:
         try:
@@ -62,12 +61,9 @@ def prepare(source: Path, out: Path, options: list[str]) -> dict[str, object]:
         peak = {name: max(value, now[name]) for name, value in peak.items()}
         time.sleep(0.05)
     if child.returncode:
-        raise SystemExit(f"preparing ended with {child.returncode}")
-    return {
-        "seconds": round(time.perf_counter() - started, 1),
-        "peak_resident_megabytes": round(peak["resident"] / 1e6),
-        "peak_anonymous_megabytes": round(peak["anonymous"] / 1e6),
-    }
+        raise SystemExit(f"{command[:5]} ended with {child.returncode}")
+    seconds = round(time.perf_counter() - started, 1)
+    return {"seconds": seconds} | {f"peak_{k}_megabytes": round(v / 1e6) for k, v in peak.items()}
 
 
 def main() -> None:
@@ -90,7 +86,8 @@ def main() -> None:
         if not source.is_dir():
             write(size, source)
         shutil.rmtree(out, ignore_errors=True)
-        measured = prepare(source, out, ["--memory", memory])
+        command = [sys.executable, "-m", "bert4rec", "data", "prepare", str(source)]
+        took = measured([*command, "--out", str(out), "--memory", memory])
         meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
         sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     finally:
@@ -101,7 +98,7 @@ def main() -> None:
         "asked": asdict(size),
         "prepared": {name: meta[name] for name in wanted},
         "memory_limit": memory,
-        **measured,
+        **took,
         "bytes": sizes,
         "machine": {"cores": os.cpu_count(), "system": platform.platform()},
         "versions": {"bert4rec": bert4rec.__version__, "duckdb": duckdb.__version__},

@@ -14,12 +14,10 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-from prepare import memory_of
+from prepare import measured
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "train-and-score.json"
 SETTINGS = (
@@ -50,24 +48,6 @@ some = Sequences(
 )
 recommend_users(Recommender.load(model), some, out, k=10)
 """
-
-
-def measured(command: list[str]) -> dict[str, float]:
-    """Seconds and peak memory of a command and all that it starts."""
-    started = time.perf_counter()
-    child = subprocess.Popen(command)
-    peak = {"resident": 0, "anonymous": 0}
-    while child.poll() is None:
-        try:
-            now = memory_of(child.pid)
-        except OSError:  # one of them has just ended
-            continue
-        peak = {name: max(value, now[name]) for name, value in peak.items()}
-        time.sleep(0.05)
-    if child.returncode:
-        raise SystemExit(f"{command[:5]} ended with {child.returncode}")
-    seconds = round(time.perf_counter() - started, 1)
-    return {"seconds": seconds} | {f"peak_{k}_megabytes": round(v / 1e6) for k, v in peak.items()}
 
 
 def main() -> None:
