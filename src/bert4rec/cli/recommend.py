@@ -168,7 +168,7 @@ def recommend(
     before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
     output.print(
         f"{done.n_rows:,} recommendations for {done.n_users:,} users are in {out}, in "
-        f"{done.n_parts:,} parts{before}",
+        f"{done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}",
         markup=False,
     )
 

@@ -37,7 +37,7 @@ class Exchange:
     def add_up(self, n_asked: float, told: Told) -> Told:
         """Everybody's gradients into everybody's model, as a mean over all that was asked.
 
-        `told` travels along, in the one message that a step needs; its sums are returned.
+        `told` travels along with the small gradients; its sums are returned.
         """
         assert len(told) == N_TOLD
         if self.ranks.n == 1:
