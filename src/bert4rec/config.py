@@ -73,6 +73,15 @@ class ModelConfig(Settings):
     head_norm: bool = Field(
         True, description="LayerNorm after the output head's GELU, as in the authors' code"
     )
+    init: Literal["identity", "paper"] = Field(
+        "identity",
+        description="bert4rec: attention's values, their mixture and the head start as the "
+        "identity, or as all other weights do (normal, 0.02) in the paper",
+    )
+    sees: Literal["both-sides", "before"] = Field(
+        "both-sides",
+        description="bert4rec: which others an item sees; `before` is no longer the paper's model",
+    )
     positions: bool = Field(True, description="bert4rec: position embeddings")
     feed_forward: bool = Field(True, description="bert4rec: the feed-forward half of every block")
     layer_norm: bool = Field(True, description="bert4rec: LayerNorm in the blocks (Eq. 5)")
@@ -161,6 +170,16 @@ class TrainingConfig(Settings):
     last_item_share: Share = Field(
         0.1, description="share of the sequences in which only the last item is hidden (Cloze task)"
     )
+    next_item_share: Share = Field(
+        0.0,
+        description="bert4rec: share of the sequences without the Cloze task, in which a [MASK] "
+        "after every item asks for the next one and sees the items before it",
+    )
+    on_validation: bool = Field(
+        False,
+        description="train on the validation items too, for the epochs given: nothing is left to "
+        "choose them by",
+    )
     window_step: Annotated[float, Field(gt=0, le=1)] | None = Field(
         0.5,
         description="slide over histories longer than max_len in steps of this share of it; "
@@ -202,7 +221,7 @@ class TrainingConfig(Settings):
 
 
 class SecondStageConfig(Settings):
-    """Masks only the end, over random prefixes: what the model is asked when it recommends.
+    """Asks for the end of random prefixes: what the model is asked when it recommends.
 
     For models of the Cloze task; the others are asked so from the start.
     """
@@ -210,8 +229,14 @@ class SecondStageConfig(Settings):
     epochs: Count = Field(60, description="most passes of the last-item stage; 0 leaves it out")
     learning_rate: Annotated[float, Field(gt=0)] = Field(3e-4, description="as in training")
     warmup_steps: Count = Field(100, description="as in training")
+    asks: Literal["end", "every-item"] = Field(
+        "end",
+        description="hide the end of one prefix a sequence; or put a [MASK] after every item from "
+        "a random one on, each of which sees its own prefix only: more questions in a pass",
+    )
     prefix_share: Share = Field(
-        0.9, description="share of the sequences cut at a random place instead of at their end"
+        0.9,
+        description="asks = end: share of the sequences cut at a random place, not at their end",
     )
     patience: Positive | None = Field(
         10,
@@ -238,6 +263,30 @@ class Config(Settings):
     training: TrainingConfig = TrainingConfig()
     second_stage: SecondStageConfig = SecondStageConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _validation_is_one_item(self) -> Self:
+        if self.training.on_validation and self.data.split != "leave-one-out":
+            raise ValueError("training.on_validation needs data.split = leave-one-out")
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_fit(self) -> Self:
+        if self.model.name != "bert4rec":
+            return self
+        stage = self.second_stage
+        asks_every_item = stage.epochs > 0 and stage.asks == "every-item"
+        if self.model.attention_dropout and (self.training.next_item_share or asks_every_item):
+            raise ValueError(
+                "model.attention_dropout does not go with training.next_item_share and "
+                "second_stage.asks = every-item: set model.attention_dropout to 0"
+            )
+        if self.model.sees == "before" and self.training.next_item_share != 1:
+            raise ValueError(
+                "model.sees = before needs training.next_item_share = 1: the Cloze task hides "
+                "items that are to be guessed from both sides"
+            )
+        return self
 
     def of_model(self, name: str) -> Config:
         """The same settings with another model, for one that has none of its own."""

@@ -229,7 +229,7 @@ def _fit(
         "training": {
             "seconds": round(progress.seconds, 1),
             "sequences": progress.sequences,
-            "best_validation_ndcg@10": progress.best,
+            "best_validation_ndcg@10": None if training.on_validation else progress.best,
             "best_stage": progress.best_stage,
             "best_epoch": progress.best_epoch,
             "threads": torch.get_num_threads(),

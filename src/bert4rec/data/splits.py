@@ -78,6 +78,14 @@ class Split:
     n_items: int
     train_counts: NDArray[np.int64]  # (n_items,) how often each item occurs in `train`
 
+    def train_and_validation(self) -> Spans:
+        """Of a leave-one-out split: all but the test items."""
+        train, before = self.train, self.test.histories
+        ends = train.ends.copy()  # users with few actions have no question, and only train
+        rows = np.searchsorted(train.users, before.users)
+        ends[rows] = before.ends
+        return Spans(train.tokens, train.starts, ends, train.users)
+
 
 def leave_one_out(sequences: Sequences) -> Split:
     """Last item test, the one before it validation, as in the paper.

@@ -1,5 +1,11 @@
 """BERT4Rec (Sun et al., CIKM 2019): the bidirectional Transformer that fills in what is hidden.
 
+Two things are settings of ours. `init = "identity"`: at the paper's 0.02, and widths such as 64, so
+little of the items comes through attention and head that training stands still at popularity for a
+long time; values, their mixture and the head start as the identity instead, so that what is put out
+for a `[MASK]` begins as a mean of the item vectors that it is compared with. `sees = "before"`: an
+item sees those before it only, and `[MASK]` at the end sees all: no longer the paper's model.
+
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
 
@@ -27,6 +33,7 @@ class BERT4Rec(Learned):
         super().__init__(n_items, config)
         self.n_read: int | None = config.max_len - 1  # and [MASK] after them
         self.mask = n_items + 1
+        self.sees_before_only = config.sees == "before"
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None
         self.norm = nn.LayerNorm(config.dim)  # of the authors' code; the paper leaves it out
@@ -47,22 +54,60 @@ class BERT4Rec(Learned):
         self.head_norm = nn.LayerNorm(config.dim) if config.head_norm else nn.Identity()
         self.output_bias = nn.Parameter(torch.zeros(n_items))
         self.apply(initialise)
+        if config.init == "identity":
+            self._start_from_the_items()
+
+    def _start_from_the_items(self) -> None:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            attention, dim = block.attention, self.head.in_features
+            with torch.no_grad():
+                nn.init.eye_(attention.query_key_value.weight[2 * dim :])
+            nn.init.eye_(attention.output.weight)
+        nn.init.eye_(self.head.weight)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens with padding at the end → (B, L, D) hidden states of the last block."""
-        x, visible = self._embed(tokens)
+        x, real = self._embed(tokens)
+        visible = self._between_items(real, tokens.shape[1])
         for block in self.blocks:
             x = block(x, visible)
         return x
 
     def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
-        """The head's output GELU(hW + b) at the flat positions `at` (M,), in row order → (M, D)."""
-        x, visible = self._embed(tokens)
+        """The head's output GELU(hW + b) at the flat positions `at` (M,), in row order → (M, D).
+
+        A model that sees before only is asked at the end of each row, which all others are before.
+        """
+        x, real = self._embed(tokens)
+        visible = self._between_items(real, tokens.shape[1])
         *first, last = self.blocks
         for block in first:
             x = block(x, visible)
         assert isinstance(last, Block)
-        h = last.asked(x, visible, Asked(at, *tokens.shape))
+        return self._headed(last.asked(x, real, Asked(at, *tokens.shape)))
+
+    def asked_after(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+        """The same for a `[MASK]` put after each of the positions `at`: many prefixes in one pass.
+
+        Each `[MASK]` sees the items up to its place and itself. The items of a row up to its first
+        question see each other in both directions, as when the model recommends; later ones see
+        those before them, or they would tell a question what it asks for.
+        """
+        L = tokens.shape[1]
+        x, asks = self.items(tokens), self.items(torch.full_like(tokens[:1], self.mask))
+        if self.positions is not None:
+            x = x + self.positions.weight[:L]
+            asks = asks + self.positions.weight[1 : L + 1]
+        x = self.dropout(self.norm(x))
+        asks = self.dropout(self.norm(asks).expand_as(x))
+        between = None if self.sees_before_only else _both_sides_until(at, *tokens.shape)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x, asks = block.prefixes(x, asks, between, is_last=block is self.blocks[-1])
+        return self._headed(asks.flatten(0, 1).index_select(0, at))
+
+    def _headed(self, h: Tensor) -> Tensor:
         out: Tensor = self.head_norm(F.gelu(self.head(h)))
         return out
 
@@ -79,6 +124,13 @@ class BERT4Rec(Learned):
         # Where nothing is padded the mask is left out: attention without one is faster.
         return x, None if bool(real.all()) else real[:, None, None, :]
 
+    def _between_items(self, real: Tensor | None, length: int) -> Tensor | None:
+        """What the items see of each other. Padding comes last, so no item sees it from before."""
+        if not self.sees_before_only:
+            return real
+        device = self.output_bias.device
+        return torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
+
     def question(self, history: Tensor) -> tuple[Tensor, Tensor]:
         """The last `max_len - 1` items of each history, and a `[MASK]` put after them."""
         return last_items(history, pad=self.pad, n=self.max_len - 1, then=self.mask)
@@ -93,10 +145,26 @@ class BERT4Rec(Learned):
         """The same for (B, L) histories without padding → (layers, B, heads, n, n)."""
         self._stop_training()
         tokens, _ = self.question(histories)
-        x, visible = self._embed(tokens)
+        x, real = self._embed(tokens)
+        visible = self._between_items(real, tokens.shape[1])
         weights = []
         for block in self.blocks:
             assert isinstance(block, Block)
             weights.append(block.attention.weights(x, visible))
             x = block(x, visible)
         return torch.stack(weights)
+
+
+def _both_sides_until(at: Tensor, n_rows: int, length: int) -> Tensor | None:
+    """(B, 1, L, L) to add to attention scores: before each row's first question all see all.
+
+    None where every row is asked from its first item on: then nobody sees what comes later.
+    """
+    first = torch.full((n_rows,), length, device=at.device)
+    first = first.scatter_reduce(0, at // length, at % length, "amin")
+    if not bool(first.any()):
+        return None
+    places = torch.arange(length, device=at.device)
+    last_seen = torch.maximum(places, first[:, None])  # (B, L)
+    hidden = places > last_seen[:, :, None]
+    return torch.zeros(hidden.shape, device=at.device).masked_fill_(hidden, -torch.inf)[:, None]

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bert4rec.models.prefix_attention import of_prefixes
+
 
 class ByteDropout(nn.Module):
     """Dropout that draws one random byte an element instead of one random float.
@@ -95,7 +97,7 @@ class Asked:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in both directions (Eq. 1–2); only padding is hidden."""
+    """Multi-head self-attention (Eq. 1–2); `visible` says what is hidden, as padding is."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -118,6 +120,22 @@ class Attention(nn.Module):
         k, v = self._heads(F.linear(x, weight[dim:], bias[dim:]), 2)
         out: Tensor = self.output(asked.from_grid(self._mix(q, k, v, visible)))
         return out
+
+    def prefixes(
+        self, x: Tensor, asks: Tensor, between: Tensor | None, *, is_last: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """(B, L, D) items, and as many questions: the i-th sees the items 0..i and itself.
+
+        `between` is added to the scores of items for items; None hides all later ones.
+        """
+        q, k, v = self._heads(self.query_key_value(x), 3)
+        asking, key, value = self._heads(self.query_key_value(asks), 3)
+        answers = of_prefixes(asking, k, v, key, value).transpose(1, 2).flatten(2)
+        items = None
+        if not is_last:
+            seen = F.scaled_dot_product_attention(q, k, v, between, is_causal=between is None)
+            items = self.output(seen.transpose(1, 2).flatten(2))
+        return items, self.output(answers)
 
     def _one_a_row(self, x: Tensor, read: Tensor, visible: Tensor | None) -> Tensor:
         """Attention of one position a row, (B, D), without the keys and values of all the others.
@@ -241,6 +259,14 @@ class Block(nn.Module):
         """The same at the asked positions only → (M, D)."""
         read = x.flatten(0, 1).index_select(0, asked.at)
         return self._rest(read, self.attention.asked(x, read, visible, asked))
+
+    def prefixes(
+        self, x: Tensor, asks: Tensor, between: Tensor | None, *, is_last: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The same for items and a question after each; nobody reads the last block's items."""
+        of_items, of_asks = self.attention.prefixes(x, asks, between, is_last=is_last)
+        x = x if of_items is None else self._rest(x, of_items)
+        return x, self._rest(asks, of_asks)
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         a: Tensor = self.norm_1(self._joined(x, attended, self.dropout_1))

@@ -49,6 +49,10 @@ class Learned(nn.Module):
         """
         raise NotImplementedError
 
+    def asked_after(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+        """The same for a `[MASK]` after each of the positions, of models that have one."""
+        raise NotImplementedError
+
     def output(self) -> Output:
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ Shapes: B batch, L length, T targets of a position, M questions of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ class Piece(NamedTuple):
     at: Tensor  # (M,) flat positions of `tokens` that are asked, in order
     users: Tensor  # (B,) rows
     targets: Tensor  # (M,) the items that are the right answers
+    is_after: bool = False  # whether a [MASK] after these positions is asked, not they themselves
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,18 @@ def joined(batches: list[Batch]) -> Batch:
     )
 
 
+# (B, L + 1 or L) → inputs (B, L), and targets (B, L, T) that are IGNORE where nothing is asked
+Ask = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Task:
     """What a stage asks: which windows an epoch has, and which questions a window."""
 
     windows: Callable[[np.random.Generator], Spans]
-    # (B, L + 1 or L) → inputs (B, L), and targets (B, L, T) that are IGNORE where nothing is asked
-    ask: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+    ask: Ask
+    ask_after: Ask | None = None  # instead, by a [MASK] after each asked position
+    share_after: float = 0.0  # of the windows that are asked so
 
 
 def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
@@ -77,7 +83,10 @@ def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
             inputs = mixed_replacement(inputs, sequences, hidden, n_items, generator)
         return inputs, sequences.masked_fill(~hidden, IGNORE)[:, :, None]
 
-    return Task(lambda _: windows, ask)
+    def ask_after(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return sequences[:, :-1], next_items(sequences, n_items)[:, :, None]
+
+    return Task(lambda _: windows, ask, ask_after, settings.next_item_share)
 
 
 def next_item_task(train: Spans, n_items: int, config: Config) -> Task:
@@ -123,19 +132,34 @@ TASKS: dict[TaskName, Callable[[Spans, int, Config], Task]] = {
 
 
 def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
+    """What comes after a random prefix: what the model is asked when it recommends."""
+    settings = config.second_stage
     long_enough = train.take(np.flatnonzero(train.lengths >= 2))
+    windows = sliding_windows(long_enough, config.model.max_len, config.training.window_step)
 
-    def windows(generator: np.random.Generator) -> Spans:
-        return prefixes(
-            long_enough, config.model.max_len, config.second_stage.prefix_share, generator
-        )
+    def some_prefixes(generator: np.random.Generator) -> Spans:
+        return prefixes(long_enough, config.model.max_len, settings.prefix_share, generator)
 
     def ask(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         hidden = last_item(sequences, pad=n_items)
         inputs = sequences.masked_fill(hidden, n_items + 1)
         return inputs, sequences.masked_fill(~hidden, IGNORE)[:, :, None]
 
-    return Task(windows, ask)
+    def ask_after(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        targets = next_items(sequences, n_items)
+        n_prefixes = (targets != IGNORE).sum(1)
+        first = (torch.rand(len(targets), generator=generator) * n_prefixes).long()
+        before = torch.arange(targets.shape[1]) < first[:, None]
+        return sequences[:, :-1], targets.masked_fill(before, IGNORE)[:, :, None]
+
+    if settings.asks == "every-item":
+        return Task(lambda _: windows, ask, ask_after, 1.0)
+    return Task(some_prefixes, ask)
+
+
+def next_items(sequences: Tensor, pad: int) -> Tensor:
+    """(B, L + 1) → (B, L): what comes after each item, IGNORE where nothing does."""
+    return sequences[:, 1:].masked_fill(sequences[:, 1:] == pad, IGNORE)
 
 
 def sliding_windows(spans: Spans, max_len: int, step_share: float | None) -> Spans:
@@ -237,19 +261,41 @@ def make_batch(
     n_workers: int = 1,
 ) -> Batch:
     """The questions of the windows `rows`, in pieces of at most `size`, so that no worker idles."""
-    if len(rows) == 0:
-        return Batch([], 0, 0)
+    n_positions = int(windows.lengths[rows].sum())
+    fair = max(FOR_TRAINING.positions, -(-n_positions // n_workers))
+    size = Size(min(size.positions, fair), size.padding)
+    parts = [(rows, task.ask, False)]
+    if task.ask_after is not None and task.share_after:
+        draws = torch.rand(len(rows), generator=generator).numpy()
+        is_after = (draws < task.share_after) & (windows.lengths[rows] >= 2)
+        parts = [(rows[~is_after], task.ask, False), (rows[is_after], task.ask_after, True)]
+    pieces = [
+        piece
+        for part, ask, is_after in parts
+        if len(part)
+        for piece in _pieces(ask, windows, part, pad, generator, size, is_after=is_after)
+    ]
+    return Batch(pieces, len(rows), sum(len(piece.at) for piece in pieces))
+
+
+def _pieces(
+    ask: Ask,
+    windows: Spans,
+    rows: NDArray[np.int64],
+    pad: int,
+    generator: torch.Generator,
+    size: Size,
+    *,
+    is_after: bool,
+) -> Iterator[Piece]:
     rows = rows[np.argsort(-windows.lengths[rows], kind="stable")]
     sequences = torch.from_numpy(windows.padded(rows, pad))
-    inputs, targets = task.ask(sequences, generator)
+    inputs, targets = ask(sequences, generator)
     lengths = windows.lengths[rows] - (sequences.shape[1] - inputs.shape[1])
     users = torch.from_numpy(windows.users[rows])
-    fair = max(FOR_TRAINING.positions, -(-int(lengths.sum()) // n_workers))
-    pieces = []
-    for piece in like_lengths(lengths, Size(min(size.positions, fair), size.padding)):
+    for piece in like_lengths(lengths, size):
         part = (piece, slice(0, int(lengths[piece.start])))
         answers = targets[part].flatten()
         asked = (answers != IGNORE).nonzero()[:, 0]
         at = asked // targets.shape[2]
-        pieces.append(Piece(inputs[part].contiguous(), at, users[piece], answers[asked]))
-    return Batch(pieces, len(rows), sum(len(piece.at) for piece in pieces))
+        yield Piece(inputs[part].contiguous(), at, users[piece], answers[asked], is_after)

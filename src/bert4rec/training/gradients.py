@@ -94,9 +94,10 @@ class Gradients:
         self, model: Learned, piece: Piece, share: float, negatives: torch.Generator
     ) -> float:
         device = self.hardware.device
-        tokens, at, users, targets = (x.to(device) for x in piece)
+        tokens, at, users, targets = (x.to(device) for x in piece[:4])
         with self.hardware.autocast():
-            h = model.asked(tokens, at, users).float()
+            ask = model.asked_after if piece.is_after else model.asked
+            h = ask(tokens, at, users).float()
         loss, grad_h = self.loss(
             h.detach(), model.output(), targets, share=share, generator=negatives
         )

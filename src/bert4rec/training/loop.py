@@ -67,7 +67,8 @@ def stages_of(
 ) -> list[Stage]:
     """The model's own task, and for the Cloze task the last-item stage after it."""
     first, second = config.training, config.second_stage
-    users = [shards.part(split.train, shard) for shard in shards.mine]
+    histories = split.train_and_validation() if first.on_validation else split.train
+    users = [shards.part(histories, shard) for shard in shards.mine]
 
     def stage(name: str, make: MakeTask, settings: TrainingConfig | SecondStageConfig) -> Stage:
         tasks = tuple(make(part, split.n_items, config) for part in users)
@@ -144,7 +145,9 @@ def train(
             trainer.restore()
         else:
             display.rewind_log([])
-        if note := unreachable_note(trainer.questions, config.evaluation.exclude_seen):
+        if config.training.on_validation:
+            display.say("the validation items are trained on: nothing is validated")
+        elif note := unreachable_note(trainer.questions, config.evaluation.exclude_seen):
             display.say(note)
         for number, stage in enumerate(trainer.stages):
             if number == trainer.progress.stage:
@@ -297,7 +300,11 @@ class _Trainer:
             every = self.config.training.validate_every
             is_last = progress.step == total or self._is_out_of_time()
             if progress.epoch % every == 0 or is_last:
-                self._validate(stage, _learning_rate(stage, progress.step, total))
+                learning_rate = _learning_rate(stage, progress.step, total)
+                if self.config.training.on_validation:
+                    self._take(stage, learning_rate)
+                else:
+                    self._validate(stage, learning_rate)
                 patience = stage.patience
                 has_patience_left = patience is None or progress.bad_validations < patience
             progress.batch, progress.loss_sum = 0, 0.0
@@ -329,19 +336,30 @@ class _Trainer:
             self.trainee.keep_best()
         else:
             progress.bad_validations += 1
-        event: dict[str, float | int | str] = {
+        event = self._event(stage, learning_rate) | {"ndcg@10": ndcg, "hr@10": hit_rate}
+        progress.history.append(event)
+        self.display.validated(event, is_best)
+
+    def _take(self, stage: Stage, learning_rate: float) -> None:
+        """The last weights are the best where the validation items are trained on."""
+        progress = self.progress
+        progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
+        self.trainee.keep_best()
+        event = self._event(stage, learning_rate)
+        progress.history.append(event)
+        self.display.trained(event)
+
+    def _event(self, stage: Stage, learning_rate: float) -> dict[str, float | int | str]:
+        progress = self.progress
+        return {
             "stage": stage.name,
             "epoch": progress.epoch,
             "step": progress.step,
             "loss": progress.mean_loss,
-            "ndcg@10": ndcg,
-            "hr@10": hit_rate,
             "learning_rate": learning_rate,
             "seconds": round(progress.seconds, 3),
             "sequences_per_second": round(progress.sequences / progress.seconds, 1),
         }
-        progress.history.append(event)
-        self.display.validated(event, is_best)
 
     def _is_out_of_time(self) -> bool:
         """By the first process's clock."""

@@ -89,10 +89,22 @@ class TrainingDisplay:
             f"NDCG@10 {event['ndcg@10']:.4f}  HR@10 {event['hr@10']:.4f}  "
             f"{event['sequences_per_second']:,.0f} seq/s  {event['seconds'] / 60:.1f} min{mark}"
         )
+        self._keep(event)
+
+    def trained(self, event: dict[str, Any]) -> None:
+        """As `validated`, where there is nothing to validate on."""
+        self.say(
+            f"{event['stage']}: epoch {event['epoch']}  loss {event['loss']:.3f}  "
+            f"{event['sequences_per_second']:,.0f} seq/s  {event['seconds'] / 60:.1f} min"
+        )
+        self._keep(event)
+
+    def _keep(self, event: dict[str, Any]) -> None:
         self.log(event)
         if self._writer is not None:
             for key in ("loss", "ndcg@10", "hr@10", "learning_rate"):
-                self._writer.add_scalar(f"{event['stage']}/{key}", event[key], event["step"])
+                if key in event:
+                    self._writer.add_scalar(f"{event['stage']}/{key}", event[key], event["step"])
 
     def say(self, line: str) -> None:
         if not self.is_shown:

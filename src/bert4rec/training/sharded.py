@@ -22,7 +22,7 @@ from bert4rec.data.splits import Questions, Spans
 from bert4rec.models.learned import Learned
 from bert4rec.models.table import Table
 from bert4rec.parallel import Workers
-from bert4rec.training.batches import Batch, Piece
+from bert4rec.training.batches import Batch
 from bert4rec.training.checkpoint import State
 from bert4rec.training.distributed import Ranks
 from bert4rec.training.exchange import Exchange
@@ -100,7 +100,7 @@ class ShardedItems:
         items = self._fill(torch.cat([*parts, drawn]))
         self.negatives.set(items, torch.searchsorted(items, drawn))
         pieces = [
-            Piece(self._local(items, p.tokens), p.at, p.users, self._local(items, p.targets))
+            p._replace(tokens=self._local(items, p.tokens), targets=self._local(items, p.targets))
             for p in batch.pieces
         ]
         local = Batch(pieces, batch.n_sequences, batch.n_asked)
