@@ -76,7 +76,7 @@ class ModelConfig(Settings):
     init: Literal["identity", "paper"] = Field(
         "identity",
         description="bert4rec: attention's values, their mixture and the head start as the "
-        "identity, or as all other weights do (normal, 0.02) in the paper",
+        "identity and [MASK] and positions at zero; or all as in the paper (normal, 0.02)",
     )
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",

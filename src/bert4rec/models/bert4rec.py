@@ -2,8 +2,9 @@
 
 Two things are settings of ours. `init = "identity"`: at the paper's 0.02, and widths such as 64, so
 little of the items comes through attention and head that training stands still at popularity for a
-long time; values, their mixture and the head start as the identity instead, so that what is put out
-for a `[MASK]` begins as a mean of the item vectors that it is compared with. `sees = "before"`: an
+long time; values, their mixture and the head start as the identity instead, `[MASK]` and positions
+as nothing, so that what is put out for a `[MASK]` begins as a mean of the item vectors that it is
+compared with. `sees = "before"`: an
 item sees those before it only, and `[MASK]` at the end sees all: no longer the paper's model.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
@@ -65,6 +66,10 @@ class BERT4Rec(Learned):
                 nn.init.eye_(attention.query_key_value.weight[2 * dim :])
             nn.init.eye_(attention.output.weight)
         nn.init.eye_(self.head.weight)
+        with torch.no_grad():
+            self.items.weight[self.mask].zero_()
+        if self.positions is not None:
+            nn.init.zeros_(self.positions.weight)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens with padding at the end → (B, L, D) hidden states of the last block."""

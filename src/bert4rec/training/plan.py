@@ -62,12 +62,15 @@ def plan_memory(
     # What autograd keeps a position and block, in widths of dim: the input, q, k, v, the mixture,
     # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
     kept = positions * model.dim * (4 + model.layers * 26) * FLOAT
+    asks_every_item = _asks_every_item(config)
+    if asks_every_item:  # as many [MASK]s as items
+        kept *= 2
     if model.attention_dropout:  # no fused kernel: scores, probabilities, mask and product are kept
         kept += model.layers * 4 * positions * length * model.heads * FLOAT
     scores = min(max(SCORES_BYTES, n_items * FLOAT), VALIDATION_ROWS * n_items * FLOAT)
     validation = 2 * scores  # and comparisons with them
     if training.loss == "cross-entropy":
-        is_cloze = LEARNED[model.name].task == "cloze"
+        is_cloze = LEARNED[model.name].task == "cloze" and not asks_every_item
         asked = int(positions * training.mask_ratio) + 1 if is_cloze else positions
         loss = min(training.loss_memory_mb * 2**20, asked * n_items * FLOAT)
         gradients = n_workers * n_parameters * FLOAT
@@ -79,6 +82,15 @@ def plan_memory(
     batch = n_workers * max(int(1.3 * kept) + loss, validation)
     optimizer = 2 * n_parameters * FLOAT + gradients
     return MemoryPlan(2 * n_parameters * FLOAT, optimizer, batch, whole=whole)
+
+
+def _asks_every_item(config: Config) -> bool:
+    """In one of the stages."""
+    if LEARNED[config.model.name].task != "cloze":
+        return False
+    second = config.second_stage
+    is_in_second = second.epochs > 0 and second.asks == "every-item"
+    return config.training.next_item_share > 0 or is_in_second
 
 
 def _n_parameters(config: Config, n_items: int, n_users: int) -> int:
