@@ -24,6 +24,8 @@ from bert4rec.models.onednn import without_onednn
 from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
+WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to .02 for all x > -1
+
 
 class BERT4Rec(Learned):
     """A bidirectional Transformer over items that fills in what is hidden behind `[MASK]`."""
@@ -66,6 +68,8 @@ class BERT4Rec(Learned):
                 nn.init.eye_(attention.query_key_value.weight[2 * dim :])
             nn.init.eye_(attention.output.weight)
         nn.init.eye_(self.head.weight)
+        if isinstance(self.head_norm, nn.LayerNorm):  # which takes the constant off again
+            nn.init.constant_(self.head.bias, WHERE_GELU_IS_STRAIGHT)
         with torch.no_grad():
             self.items.weight[self.mask].zero_()
         if self.positions is not None:
