@@ -201,6 +201,10 @@ class TrainingConfig(Settings):
         description="parts that the users are dealt into, each trained by one process at a time; "
         "none is one a process. Batches and masks depend on it, and not on the processes",
     )
+    keep_stages: bool = Field(
+        False,
+        description="keep the best weights of each stage as STAGE.safetensors beside the model",
+    )
     shard_items: bool = Field(
         False,
         description="deal the item vectors out over the processes, for tables too large for one; "

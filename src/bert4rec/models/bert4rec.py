@@ -24,7 +24,7 @@ from bert4rec.models.onednn import without_onednn
 from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
-WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to .02 for all x > -1
+WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to within .05 for all x > -1
 
 
 class BERT4Rec(Learned):

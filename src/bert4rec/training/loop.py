@@ -310,6 +310,8 @@ class _Trainer:
             progress.batch, progress.loss_sum = 0, 0.0
             if progress.epoch % every == 0 and has_patience_left:
                 self.save()
+        if self.config.training.keep_stages:
+            self.trainee.save_best(self.run / f"{stage.name}.safetensors")
         progress.stage += 1
         progress.epoch = progress.step = progress.batch = progress.bad_validations = 0
         self.trainee.start_afresh()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bert4rec.config import TrainingConfig
 from bert4rec.data.splits import Questions
+from bert4rec.durable import new_file
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.models.learned import Learned
 from bert4rec.parallel import Workers
@@ -59,6 +62,10 @@ class Trainee(Protocol):
         ...
 
     def use_best(self) -> None: ...
+
+    def save_best(self, path: Path) -> None:
+        """As a file of tensors by name, which the first process writes."""
+        ...
 
     def finish(self, model: Learned) -> None:
         """Put the best weights into the model that was to be trained."""
@@ -120,6 +127,11 @@ class Replica:
 
     def use_best(self) -> None:
         self.model.load_state_dict(self.best)
+
+    def save_best(self, path: Path) -> None:
+        if self.ranks.is_first:
+            with new_file(path) as part:
+                save_file(self.best, part)
 
     def finish(self, model: Learned) -> None:
         assert model is self.model

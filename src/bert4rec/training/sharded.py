@@ -12,6 +12,7 @@ of a process share one draw of negatives a step.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,6 +57,11 @@ class _OfThisStep(Negatives):
 
     def log_expected(self, items: Tensor, n: int) -> Tensor:
         return self.all_items.log_expected(self.items[items], n)
+
+
+KEEPS_NO_STAGES = (
+    "training.keep_stages does not go with training.shard_items: no process has the whole model"
+)
 
 
 class ShardedItems:
@@ -216,6 +222,9 @@ class ShardedItems:
     def use_best(self) -> None:
         self.own.load_state_dict(self.best)
 
+    def save_best(self, path: Path) -> None:
+        raise ValueError(KEEPS_NO_STAGES)
+
     def state(self) -> State:
         self.ranks.alike(self.rest.parameters())
         return State(
@@ -337,6 +346,8 @@ def check_can_shard(config: Config, n_ranks: int) -> None:
             "training.shard_items needs a loss that touches some items only, and cross-entropy "
             "touches all: add --set training.loss=sampled-softmax"
         )
+    if training.keep_stages:
+        raise ValueError(KEEPS_NO_STAGES)
     is_drawn = training.loss != "in-batch" and training.negatives != "in-batch"
     if is_drawn and training.n_negatives < SHARED_FROM:
         raise ValueError(
