@@ -1,0 +1,215 @@
+"""Put the figures of docs/results/quality into the tables of docs/quality.md.
+
+    python benchmarks/quality/quality_page.py            # write the tables again
+    python benchmarks/quality/quality_page.py --check    # exit 1 when the files say otherwise
+
+The sentences of the page are typed; what stands between `<!-- table NAME -->` and `<!-- end -->` is
+written here. A table whose files are missing says so.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, RESULTS = DOCS / "quality.md", DOCS / "results" / "quality"
+MARKED = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# Asked for in full ranking (NDCG@10, HR@10) and against 100 popularity negatives (HR@10, NDCG@10).
+TARGETS = {
+    "ml-1m": {"full": (0.170, 0.300), "popularity": (0.4818, 0.6970)},
+    "beauty": {"full": (0.030, 0.050), "popularity": (0.1862, 0.3025)},
+}
+# Figures of others, as in the issue: full ranking HR@10, NDCG@10 and popularity HR@10, NDCG@10.
+PUBLISHED = {
+    "ml-1m": [
+        ("BERT4Rec, the paper (d=256)", None, None, 0.6970, 0.4818),
+        ("BERT4Rec, RecTools' replication (d=256)", 0.2921, 0.1618, None, None),
+        ("SASRec+, Klenitskiy & Vasilev (3,000 negatives)", 0.3159, 0.1857, None, None),
+    ],
+    "beauty": [
+        ("BERT4Rec, the paper (d=256)", None, None, 0.3025, 0.1862),
+        ("BERT4Rec, RecTools' replication (d=256)", 0.0434, 0.0242, None, None),
+        ("SASRec softmax, RecTools' replication", 0.0595, 0.0359, None, None),
+    ],
+}
+TITLES = {
+    "best-ml-1m": "**BERT4Rec trained on prefixes** (`best-ml-1m`)",
+    "best-beauty": "**BERT4Rec trained on prefixes** (`best-beauty`)",
+    "sasrec-ml-1m": "SASRec+ (`sasrec+`)",
+    "sasrec-beauty": "SASRec with sampled softmax",
+}
+STAGES = {
+    "cloze": "after the first stage",
+    "last-item": "after the second stage",
+    "cloze, sees before": "after the first stage, as *BERT4Rec-causal*",
+}
+
+
+def number(value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:+.4f}" if signed else f"{value:.4f}"
+    return text.replace("0.", ".", 1).replace("-", "−")
+
+
+def load(name: str) -> Any:
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def runs_of(data: str) -> dict[str, list[dict[str, Any]]]:
+    """The kept runs on a data set by name, one for each seed."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((RESULTS / "runs").glob(f"*-{data}*.json")):
+        name = path.stem.split("-seed-")[0]
+        found.setdefault(name, []).append(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def mean(runs: list[dict[str, Any]], protocol: str, metric: str) -> float:
+    return sum(run["test"][protocol][metric]["value"] for run in runs) / len(runs)
+
+
+def results_table(data: str) -> list[str]:
+    lines = [
+        "| | seeds | HR@10 | NDCG@10 | 95 % interval | HR@10, 100 popularity "
+        "| NDCG@10, 100 popularity | training | best validation NDCG@10 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, runs in runs_of(data).items():
+        one = runs[0]
+        ndcg = one["test"]["full"]["NDCG@10"]
+        interval = f"{number(ndcg['low'])}–{number(ndcg['high'])}" if len(runs) == 1 else "–"
+        threads = one["training"]["threads"]
+        cores = f" on {threads} core{'s' * (threads > 1)}"
+        lines.append(
+            f"| {TITLES.get(name, name)} | {len(runs)} | {number(mean(runs, 'full', 'HR@10'))} "
+            f"| {number(mean(runs, 'full', 'NDCG@10'))} | {interval} "
+            f"| {number(mean(runs, 'popularity', 'HR@10'))} "
+            f"| {number(mean(runs, 'popularity', 'NDCG@10'))} "
+            f"| {one['training']['seconds'] / 60:.0f} min{cores} "
+            f"| {number(one['training']['best_validation_ndcg@10'])} |"
+        )
+    for name, *values in PUBLISHED[data]:
+        hit, ndcg_full, hit_sampled, ndcg_sampled = (number(value) for value in values)
+        lines.append(f"| {name} | | {hit} | {ndcg_full} | | {hit_sampled} | {ndcg_sampled} | | |")
+    return lines
+
+
+def verdicts_table() -> list[str]:
+    lines = ["| asked for | ours | verdict |", "|---|---:|---|"]
+    for data, protocols in TARGETS.items():
+        runs = runs_of(data).get(f"best-{data}")
+        for protocol, wanted in protocols.items():
+            for metric, aim in zip(("NDCG@10", "HR@10"), wanted, strict=True):
+                what = "all items" if protocol == "full" else "100 popularity negatives"
+                name = f"{'ML-1M' if data == 'ml-1m' else 'Beauty'}, {what}: {metric}"
+                if runs is None:
+                    lines.append(f"| {name} ≥ {number(aim)} | – | not run |")
+                    continue
+                value = mean(runs, protocol, metric)
+                verdict = "reached" if value >= aim else f"missed by {number(aim - value)}"
+                lines.append(f"| {name} ≥ {number(aim)} | {number(value)} | {verdict} |")
+    return lines
+
+
+def stages_table(data: str) -> list[str]:
+    found = load(f"{data}.json")
+    if found is None:
+        return ["Not measured."]
+    lines = [
+        "| | validation NDCG@10 | test HR@10 | test NDCG@10 | test NDCG@10, 100 popularity |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, title in STAGES.items():
+        if name not in found["stages"]:
+            continue
+        stage = found["stages"][name]
+        figures = (
+            stage["validation"]["full"]["NDCG@10"],
+            stage["test"]["full"]["HR@10"],
+            stage["test"]["full"]["NDCG@10"],
+            stage["test"]["popularity"]["NDCG@10"],
+        )
+        lines.append(f"| {title} | " + " | ".join(number(each["value"]) for each in figures) + " |")
+    lines += [
+        "",
+        "| paired difference of NDCG@10 over all items | validation | test |",
+        "|---|---:|---:|",
+    ]
+    for name, gain in found["gains"].items():
+        b, a = (STAGES[part] for part in name.split(" against "))
+        cells = []
+        for questions in ("validation", "test"):
+            one = next(each for each in gain[questions]["full"] if each["metric"] == "NDCG@10")
+            low, high = number(one["low"], True), number(one["high"], True)
+            cells.append(f"{number(one['difference'], True)} ({low} to {high})")
+        lines.append(f"| {b} − {a} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def ablations_table(data: str) -> list[str]:
+    found = load(f"ablations-{data}.json")
+    if found is None:
+        return ["Not measured."]
+    lines = ["| | validation NDCG@10 | HR@10 | minutes on one core |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {trial['title']} | {number(trial['validation']['full']['NDCG@10'])} "
+        f"| {number(trial['validation']['full']['HR@10'])} | {trial['seconds'] / 60:.1f} |"
+        for trial in found
+    ]
+    return lines
+
+
+def time_table() -> list[str]:
+    found = load("time-to-quality.json")
+    if found is None:
+        return ["Not measured."]
+    lines = [
+        f"| | minutes to validation NDCG@10 {number(found['aim'])} | best | minutes run |",
+        "|---|---:|---:|---:|",
+    ]
+    for tool, curve in found["tools"].items():
+        name = {"ours": "ours, `best-ml-1m`", "rectools": "RecTools' BERT4Rec"}[tool]
+        reached = curve["minutes_to_aim"]
+        minutes = curve["curve"][-1]["training_seconds"] / 60
+        to_aim = "not reached" if reached is None else f"{reached:.1f}"
+        lines.append(f"| {name} | {to_aim} | {number(curve['best_ndcg@10'])} | {minutes:.1f} |")
+    return lines
+
+
+TABLES = {
+    "verdicts": verdicts_table,
+    "results-ml-1m": lambda: results_table("ml-1m"),
+    "results-beauty": lambda: results_table("beauty"),
+    "stages-ml-1m": lambda: stages_table("ml-1m"),
+    "stages-beauty": lambda: stages_table("beauty"),
+    "ablations-ml-1m": lambda: ablations_table("ml-1m"),
+    "defaults": lambda: ablations_table("defaults"),
+    "time": time_table,
+}
+
+
+def page(text: str) -> str:
+    def table(match: re.Match[str]) -> str:
+        return match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[3]
+
+    return MARKED.sub(table, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    text = PAGE.read_text(encoding="utf-8")
+    if arguments.check:
+        sys.exit(text != page(text))
+    PAGE.write_text(page(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
