@@ -43,9 +43,9 @@ TITLES = {
     "sasrec-beauty": "SASRec with sampled softmax",
 }
 STAGES = {
-    "cloze": "after the first stage",
+    "next-item": "after the first stage",
     "last-item": "after the second stage",
-    "cloze, sees before": "after the first stage, as *BERT4Rec-causal*",
+    "next-item, sees before": "after the first stage, as *BERT4Rec-causal*",
 }
 
 

@@ -32,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="directory of a finished training")
     parser.add_argument("data", help="as for `bert4rec train`")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--first", default="cloze", help="name of the first stage")
+    parser.add_argument("--first", default="next-item", help="name of the first stage")
     parser.add_argument("--second", default="last-item", help="name of the second stage")
     return parser.parse_args()
 

@@ -76,7 +76,8 @@ def stages_of(
         steps = settings.steps if isinstance(settings, TrainingConfig) else None
         return Stage(name, tasks, settings.epochs, rate, warmup, settings.patience, steps)
 
-    stages = [stage(name, TASKS[name], first)]
+    asks_next_only = name == "cloze" and first.next_item_share == 1
+    stages = [stage("next-item" if asks_next_only else name, TASKS[name], first)]
     if name == "cloze" and second.epochs:
         stages.append(stage("last-item", last_item_task, second))
     return stages
