@@ -10,7 +10,16 @@ from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
 
+PAPERS = (  # the paper's network and the two stages, at a rate for small data
+    "model.sees=both-sides",
+    "training.next_item_share=0",
+    "training.learning_rate=1e-3",
+    "training.epochs=200",
+    "training.patience=15",
+    "second_stage.epochs=60",
+)
 SMALL = (
+    *PAPERS,
     "model.dim=16",
     "model.max_len=12",
     "training.batch_size=16",
