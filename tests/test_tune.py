@@ -184,7 +184,13 @@ def test_the_test_items_are_never_touched(tmp_path: Path, monkeypatch: pytest.Mo
 def test_hopeless_settings_are_given_up_early(tmp_path: Path) -> None:
     """A rate of 1e-9 learns nothing; after the first good trials no such one trains to its end."""
     space: Space = {"training.learning_rate": Choices((1e-9, 1e-2))}
-    start = small_config("epochs=10", "second_stage.epochs=0", *BRIEF[2:], "learning_rate=1e-2")
+    start = small_config(
+        "epochs=10",
+        "second_stage.epochs=0",
+        *BRIEF[2:],
+        "learning_rate=1e-2",
+        "model.init=paper",  # the other is not hopeless before it learns anything
+    )
     console = quiet()
     tuned(tmp_path, 6, start=start, space=space, startup_trials=1, console=console)
     by_rate = {(row["training.learning_rate"], row["state"]) for row in rows(tmp_path)}
@@ -435,9 +441,10 @@ def test_curves_with_different_validations_are_read_off_at_the_same_places() -> 
 def test_the_space_fits_the_model_and_holds_the_recipe() -> None:
     everywhere = {"training.learning_rate", "model.dim", "model.dropout", "training.batch_size"}
     cloze = {"training.mask_ratio", "training.last_item_share", "second_stage.learning_rate"}
-    default = load_config("default")
-    assert everywhere | cloze | {"model.heads", "model.layers"} <= space_for(default).keys()
-    one_mask = load_config("default", None, ["max_masked=1"])
+    two_stages = load_config("bert4rec-2-stage")
+    assert everywhere | cloze | {"model.heads", "model.layers"} <= space_for(two_stages).keys()
+    assert not cloze & space_for(load_config("default")).keys()  # it asks for next items
+    one_mask = load_config("bert4rec-2-stage", None, ["max_masked=1"])
     assert not {"training.mask_ratio", "training.last_item_share"} & space_for(one_mask).keys()
     sasrec = load_config("default", None, ["model.name=sasrec"])
     assert not cloze & space_for(sasrec).keys()
@@ -448,7 +455,7 @@ def test_the_space_fits_the_model_and_holds_the_recipe() -> None:
     assert space_for(knn).keys() == {"model.neighbours", "model.similarity"}
     with pytest.raises(ValueError, match="nothing is left to tune of the model 'popularity'"):
         space_for(load_config("default", None, ["model.name=popularity"]))
-    for recipe in ("default", "demo", "paper-ml-1m", "paper-steam"):
+    for recipe in ("default", "demo", "bert4rec-2-stage", "paper-ml-1m", "paper-steam"):
         config = load_config(recipe)
         for name, tried in space_for(config).items():
             assert tried.nearest(setting(config, name)) == setting(config, name), (recipe, name)

@@ -17,7 +17,7 @@ from bert4rec.config import Config, override_config
 from bert4rec.costs.machines import Layout, Machine, exchange_seconds
 from bert4rec.costs.memory import USABLE, training_bytes
 from bert4rec.costs.model import CostModel
-from bert4rec.costs.work import Step, asking_one, rows_a_piece, step_of
+from bert4rec.costs.work import Step, rows_a_piece, step_of, step_of_second_stage
 from bert4rec.costs.workload import Workload
 from bert4rec.parallel import MOST_WORKERS
 from bert4rec.retrieval.build import LARGE
@@ -139,7 +139,7 @@ def _run(
     seconds = costs.step_seconds(step) + exchange
     steps = math.ceil(windows * workload.users / training.batch_size)
     has_second = config.model.name == "bert4rec" and second.epochs > 0
-    last = asking_one(_shared_step(config, workload, length, layout, is_sharded))
+    last = step_of_second_stage(step, config)
     second_step = costs.step_seconds(last) + exchange_seconds(costs, machine, layout, last)
     second_epoch = second_step * math.ceil(workload.users / training.batch_size)
     n_validated = min(workload.users, training.validation_users or workload.users)

@@ -60,6 +60,7 @@ class Step:
     loss_memory: int = 64 * 2**20
     processes: int = 1  # that share the batch
     is_sharded: bool = False  # each keeps its own rows of the item table only
+    share_after: float = 0.0  # of the rows that have a [MASK] after every item
 
     @property
     def is_sampled(self) -> bool:
@@ -113,8 +114,9 @@ def step_of(config: Config, items: int, rows: float, length: float, workers: int
     model, training = config.model, config.training
     asked = length
     if model.name == "bert4rec":
-        asked = max(1.0, training.mask_ratio * length)
-        asked += training.last_item_share * (1 - asked)
+        hidden = max(1.0, training.mask_ratio * length)
+        hidden += training.last_item_share * (1 - hidden)
+        asked = hidden + training.next_item_share * (length - hidden)
     if training.max_masked is not None:
         asked = min(asked, training.max_masked)
     return Step(
@@ -129,13 +131,17 @@ def step_of(config: Config, items: int, rows: float, length: float, workers: int
         training.n_negatives,
         workers,
         training.loss_memory_mb * 2**20,
+        share_after=training.next_item_share if model.name == "bert4rec" else 0.0,
     )
 
 
-def asking_one(step: Step) -> Step:
-    """The same in the last-item stage: a prefix of random length, and its last item is asked."""
+def step_of_second_stage(step: Step, config: Config) -> Step:
+    """The same in the last-item stage: a prefix of random length, and its last item is asked; or
+    all from a random item on."""
+    if config.second_stage.asks == "every-item":
+        return replace(step, asked=step.rows * step.length / 2, share_after=1.0)
     length = max(1.0, step.length * 0.55)  # nine of ten are cut at a random place
-    return replace(step, length=length, asked=step.rows)
+    return replace(step, length=length, asked=step.rows, share_after=0.0)
 
 
 def work_of_step(step: Step) -> dict[str, float]:
@@ -145,9 +151,13 @@ def work_of_step(step: Step) -> dict[str, float]:
     products = (positions * everywhere + step.asked * LAST_ASKED[step.model]) * d * d
     asking = step.asked if step.model == "bert4rec" else positions
     attending = (step.layers - 1) * positions + asking
+    # A [MASK] after every item goes through all blocks beside the items.
+    masks = step.share_after * positions
+    products += masks * ((step.layers - 1) * BLOCK[step.model] + 2) * d * d
+    attending += masks * (step.layers - 1)
     work = {
         "products": products / BILLION,
-        "elements": (positions * step.layers + step.asked) * d / BILLION,
+        "elements": ((positions + masks) * step.layers + step.asked) * d / BILLION,
         "attention": attending * step.length * d / BILLION,
         "pieces": float(step.pieces * step.layers),
         "softmax products": 0.0,

@@ -78,8 +78,11 @@ def has_task(*tasks: str) -> Applies:
 
 
 def hides_items(config: Config) -> bool:
-    """Not BERT4Rec with one mask, which would become another model."""
-    has_one_mask = config.training.max_masked == 1 or config.training.last_item_share == 1
+    """Not BERT4Rec with one mask, which would become another model, or without the Cloze task."""
+    training = config.training
+    has_one_mask = training.max_masked == 1 or training.last_item_share == 1
+    if has_task("cloze")(config) and training.next_item_share == 1:
+        return False
     return has_task("cloze", "reconstruction")(config) and not has_one_mask
 
 
