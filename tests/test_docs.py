@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_results_page_is_what_its_files_say() -> None:
+@pytest.mark.parametrize("script", ["results_page.py", "quality/quality_page.py"])
+def test_a_page_is_what_its_files_say(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "results_page.py", "--check"],
+        [sys.executable, ROOT / "benchmarks" / script, "--check"],
         capture_output=True,
         text=True,
     )

@@ -116,7 +116,8 @@ class Board:
             return f"begun, {minutes:.1f} min"
         section = "second_stage" if event["stage"] == "last-item" else "training"
         epochs = chosen["config"][section]["epochs"]
-        has_second = event["stage"] == "cloze" and chosen["config"]["second_stage"]["epochs"]
+        is_first = event["stage"] != "last-item" and chosen["config"]["model"]["name"] == "bert4rec"
+        has_second = is_first and chosen["config"]["second_stage"]["epochs"]
         if event["epoch"] == epochs and not has_second:
             return f"evaluating, {minutes:.1f} min"
         since = time.time() - (run.folder / "log.jsonl").stat().st_mtime

@@ -36,6 +36,7 @@ TITLES = {
     "bert4rec-1-mask": "BERT4Rec, one mask",
     "bert4rec": "BERT4Rec",
     "bert4rec-2-stage": "BERT4Rec + last-item stage",
+    "bert4rec-causal": "BERT4Rec-causal",
 }
 WITHOUT_CHANCE = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
 LAB_SECTIONS = ("data", "evaluation")

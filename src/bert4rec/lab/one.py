@@ -26,7 +26,7 @@ from bert4rec.models import LEARNED
 from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.training.checkpoint import has_checkpoint
-from bert4rec.training.loop import Interrupted
+from bert4rec.training.loop import Interrupted, stage_names
 from bert4rec.training.rehearsal import rehearse
 
 EXIT_INTERRUPTED = 130
@@ -121,10 +121,9 @@ def _is_stopped_by_clock(run: Run, config: Config, seconds: float) -> bool:
     """Did `training.minutes` end it before the last epoch of its last stage?"""
     if config.model.name not in LEARNED or config.training.minutes is None:
         return False
-    task = LEARNED[config.model.name].task
-    stage, epochs = str(task), config.training.epochs
-    if task == "cloze" and config.second_stage.epochs:
-        stage, epochs = "last-item", config.second_stage.epochs
+    names = stage_names(config, LEARNED[config.model.name].task)
+    stage = names[-1]
+    epochs = config.training.epochs if len(names) == 1 else config.second_stage.epochs
     # The time is rounded to a tenth of a second.
     is_out_of_time = seconds + 0.05 >= 60 * config.training.minutes
     return is_out_of_time and _epochs_by_stage(run).get(stage, 0) < epochs

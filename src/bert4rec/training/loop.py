@@ -76,11 +76,19 @@ def stages_of(
         steps = settings.steps if isinstance(settings, TrainingConfig) else None
         return Stage(name, tasks, settings.epochs, rate, warmup, settings.patience, steps)
 
-    asks_next_only = name == "cloze" and first.next_item_share == 1
-    stages = [stage("next-item" if asks_next_only else name, TASKS[name], first)]
-    if name == "cloze" and second.epochs:
-        stages.append(stage("last-item", last_item_task, second))
+    names = stage_names(config, name)
+    stages = [stage(names[0], TASKS[name], first)]
+    if len(names) == 2:
+        stages.append(stage(names[1], last_item_task, second))
     return stages
+
+
+def stage_names(config: Config, name: TaskName) -> list[str]:
+    """As they are called in the log."""
+    is_cloze = name == "cloze"
+    asks_next_only = is_cloze and config.training.next_item_share == 1
+    second = ["last-item"] if is_cloze and config.second_stage.epochs else []
+    return ["next-item" if asks_next_only else name, *second]
 
 
 def share_of_steps(stage: Stage, ranks: Ranks, config: Config) -> tuple[list[int], int]:
