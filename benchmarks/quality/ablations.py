@@ -1,0 +1,111 @@
+"""Short trainings that each leave one thing out, judged on the validation items.
+
+    python benchmarks/quality/ablations.py ml-1m.txt.gz     # some ten minutes on two cores
+
+runs `trial.py` for every row of the table in docs/quality.md and writes ablations-ml-1m.json; rows
+that `--trials` already has are not run again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parents[1] / "docs" / "results" / "quality" / "ablations-ml-1m.json"
+SMALL = [
+    "training.on_validation=false",
+    "model.dim=64",
+    "model.heads=2",
+    "model.max_len=20",
+    "training.epochs=6",
+    "training.learning_rate=3e-3",
+    "training.workers=1",
+    "training.validate_every=6",
+    "model.sees=both-sides",
+    "second_stage.epochs=3",
+    "second_stage.learning_rate=2e-3",
+]
+ONE_STAGE = ["second_stage.epochs=0", "training.epochs=9", "training.validate_every=9"]
+SLOW = ["training.learning_rate=1e-3"]
+CLOZE = ["training.next_item_share=0"]
+OTHER_START = ["model.init=paper"]
+SASREC = [
+    "model.dim=64",
+    "model.max_len=20",
+    "training.workers=1",
+    "training.validation_users=none",
+    "training.patience=none",
+    "training.epochs=9",
+    "training.validate_every=9",
+]
+ROWS: dict[str, tuple[str, str, list[str]]] = {  # name: title, recipe, settings
+    "as-it-is": ("BERT4Rec trained on prefixes", "best-ml-1m", SMALL),
+    "init-paper": ("… weights that start as the paper's", "best-ml-1m", [*SMALL, *OTHER_START]),
+    "lr-1e-3": (
+        "… learning rate 1e-3",
+        "best-ml-1m",
+        [*SMALL, *SLOW, "second_stage.learning_rate=1e-3"],
+    ),
+    "cloze": ("… the Cloze task in the first stage", "best-ml-1m", [*SMALL, *CLOZE]),
+    "second-stage-end": (
+        "… one question a history in the second stage",
+        "best-ml-1m",
+        [*SMALL, "second_stage.asks=end"],
+    ),
+    "no-second-stage": (
+        "… no second stage, its epochs added to the first",
+        "best-ml-1m",
+        [*SMALL, *ONE_STAGE],
+    ),
+    "paper": (
+        "the paper's: Cloze task, start and 1e-3, no second stage",
+        "best-ml-1m",
+        [*SMALL, *CLOZE, *OTHER_START, *SLOW, *ONE_STAGE],
+    ),
+    "sees-before": (
+        "*BERT4Rec-causal*",
+        "best-ml-1m",
+        [*SMALL, "model.sees=before", *ONE_STAGE],
+    ),
+    "sasrec-1e-3": ("SASRec+, learning rate 1e-3", "sasrec+", [*SASREC, *SLOW]),
+    "sasrec-3e-3": (
+        "SASRec+, learning rate 3e-3",
+        "sasrec+",
+        [*SASREC, "training.learning_rate=3e-3"],
+    ),
+}
+
+
+def finished(path: Path) -> dict[str, dict]:
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return {trial["name"]: trial for trial in map(json.loads, lines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", help="ML-1M, as for `bert4rec train`")
+    parser.add_argument("--trials", type=Path, default=Path("runs/trials.jsonl"))
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    arguments = parser.parse_args()
+    for name in arguments.only:
+        if name in finished(arguments.trials):
+            continue
+        _, recipe, changes = ROWS[name]
+        command = [sys.executable, str(HERE / "trial.py"), arguments.data, name]
+        command += ["--recipe", recipe, "--out", str(arguments.trials)]
+        command += [word for change in changes for word in ("--set", change)]
+        subprocess.run(command, check=True)
+    found = finished(arguments.trials)
+    table = [
+        {key: value for key, value in found[name].items() if key != "curve"} | {"title": title}
+        for name, (title, _, _) in ROWS.items()
+        if name in found
+    ]
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
