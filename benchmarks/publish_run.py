@@ -52,12 +52,16 @@ def draw(folder: Path, title: str, path: Path) -> None:
         spread = [[value["value"] - value["low"]], [value["high"] - value["value"]]]
         bars.barh(place, value["value"], color=COLOURS[key], xerr=spread, ecolor="#444", capsize=3)
         bars.text(value["high"] * 1.02 + 0.001, place, f"{value['value']:.3f}", va="center")
-    bars.set_yticks(range(3), list(NAMES.values()))
+    names = dict(NAMES)
+    if json.loads((folder / "config.json").read_text())["model"].get("sees") == "before":
+        names["run"] = "BERT4Rec-causal"
+    bars.set_yticks(range(3), list(names.values()))
     bars.set_xlabel("NDCG@10 on test items, all items ranked")
     bars.set_xlim(0, bars.get_xlim()[1] * 1.12)
     bars.set_title(title, loc="left", weight="bold")
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    for stage, colour in (("cloze", "#2f6fde"), ("last-item", "#e07b39")):
+    colours = {"cloze": "#2f6fde", "next-item": "#2f6fde", "last-item": "#e07b39"}
+    for stage, colour in colours.items():
         points = [(e["seconds"] / 60, e["ndcg@10"]) for e in events if e["stage"] == stage]
         if points:
             curve.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=stage)

@@ -253,7 +253,9 @@ def run_table(name: str) -> str:
         "| model | " + " | ".join(title for *_, title in columns) + " |",
         "|---|" + "---:|" * len(columns),
     ]
+    is_causal = read(f"{name}/config.json")["model"].get("sees") == "before"
     for title, file in RUN_ROWS.items():
+        title = f"{title}-causal" if is_causal and title == "BERT4Rec" else title
         metrics = read(f"{name}/{file}")["metrics"]
         lines.append(
             f"| {title} | "

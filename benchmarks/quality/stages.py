@@ -34,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--first", default="next-item", help="name of the first stage")
     parser.add_argument("--second", default="last-item", help="name of the second stage")
+    parser.add_argument("--users", type=int, help="ask this many users, drawn once; else all")
     return parser.parse_args()
 
 
@@ -60,6 +61,9 @@ def main() -> None:
     sequences = open_data(arguments.data)
     recommender = Recommender.load(run)
     config, split = recommender.config, split_of(recommender, sequences)
+    if arguments.users is not None:
+        asked = config.evaluation.model_copy(update={"users": arguments.users})
+        config = config.model_copy(update={"evaluation": asked})
     causal = config.model.model_copy(update={"sees": "before"})
     runs = {
         first: (first, config),
@@ -93,6 +97,7 @@ def main() -> None:
         "data": Path(arguments.data).name,
         "recipe": config.model_dump(mode="json"),
         "training": recommender.about["training"],
+        "users": arguments.users,
         "stages": found,
         "gains": gains,
     }
