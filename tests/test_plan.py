@@ -49,7 +49,13 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
     ("n_items", "overrides"),
     [
         (3416, ["max_len=200", "batch_size=64"]),
-        (1000, ["max_len=100", "batch_size=64", "attention_dropout=0.2"]),
+        (
+            1000,
+            [
+                *("max_len=100", "batch_size=64", "attention_dropout=0.2"),
+                *("sees=both-sides", "next_item_share=0"),
+            ],
+        ),
         (200_000, ["max_len=20", "batch_size=16"]),
         (200_000, ["max_len=50", "batch_size=64", "loss=sampled-softmax", "n_negatives=500"]),
     ],

@@ -12,6 +12,7 @@ from bert4rec.recommender import Recommender
 
 PAPERS = (  # the paper's network and the two stages, at a rate for small data
     "model.sees=both-sides",
+    "model.init=paper",
     "training.next_item_share=0",
     "training.learning_rate=1e-3",
     "training.epochs=200",

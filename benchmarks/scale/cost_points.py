@@ -102,6 +102,7 @@ def settings_of(point: Point) -> list[str]:
     model = [f"model.name={point.get('model', 'bert4rec')}", f"model.dim={point['dim']}"]
     model += [f"model.layers={point['layers']}", f"model.max_len={max(2, point['length'])}"]
     training = ["training.window_step=none", "training.last_item_share=0", "second_stage.epochs=0"]
+    training += ["training.next_item_share=0", "model.sees=both-sides"]  # the Cloze task
     if "loss" in point:
         training += [f"training.loss={point['loss']}", f"training.batch_size={point['batch']}"]
         training += [f"training.n_negatives={point['negatives'] or 1024}"]

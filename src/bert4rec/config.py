@@ -74,9 +74,9 @@ class ModelConfig(Settings):
         True, description="LayerNorm after the output head's GELU, as in the authors' code"
     )
     init: Literal["identity", "paper"] = Field(
-        "identity",
-        description="bert4rec: attention's values, their mixture and the head start as the "
-        "identity and [MASK] and positions at zero; or all as in the paper (normal, 0.02)",
+        "paper",
+        description="bert4rec: identity: attention's values, their mixture and the head start "
+        "so, [MASK] and positions at zero; paper: all at random (normal, 0.02)",
     )
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",
