@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import cycle, quiet, random_histories, small_config
+from toys import cycle, quiet, random_histories, sequences_of, small_config
 
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.evaluation.evaluate import full_ranks
@@ -17,7 +17,6 @@ from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.prefix_attention import of_prefixes
 from bert4rec.pipeline import train_recommender
 from bert4rec.training.batches import IGNORE, Task, cloze_task, last_item_task, make_batch
-from bert4rec.training.loop import stages_of
 
 N_ITEMS = PAD = 1000
 NOBODY = torch.zeros(3, dtype=torch.int64)
@@ -181,17 +180,37 @@ def items_of(spans: Spans) -> list[list[int]]:
 
 def test_training_on_validation_items_reads_all_but_the_test_items() -> None:
     sequences = random_histories(0)
-    split = leave_one_out(sequences)
-    config = small_config("training.on_validation=true", "model.max_len=60")
-    (task,) = stages_of(split, config)[0].tasks
-    windows = task.windows(np.random.default_rng(0))
+    split = leave_one_out(sequences).training_on_validation()
     histories = [sequences[user].tolist() for user in range(sequences.n_users)]
     wanted = {  # of a user with one or two actions none is held out
         user: history[:-1] if len(history) >= 3 else history
         for user, history in enumerate(histories)
     }
-    read = dict(zip(windows.users.tolist(), items_of(windows), strict=True))
+    read = dict(zip(split.train.users.tolist(), items_of(split.train), strict=True))
     assert read == wanted
+    items = [item for history in wanted.values() for item in history]
+    assert split.train_counts.tolist() == np.bincount(items, minlength=split.n_items).tolist()
+
+
+def test_popularity_negatives_include_items_that_only_validation_has(tmp_path: Path) -> None:
+    """Otherwise they are targets that are never pushed down, and end up recommended to all."""
+    rng = np.random.default_rng(0)
+    held_out = [20 + user % 20 for user in range(200)]  # one item in eight of a history
+    histories = [[*rng.permutation(20)[:6].tolist(), item, item - 20] for item in held_out]
+    config = small_config(
+        "training.on_validation=true",
+        "training.next_item_share=1",
+        "training.loss=sampled-softmax",
+        "training.negatives=popularity",
+        "training.n_negatives=64",
+        "training.epochs=20",
+        "second_stage.epochs=0",
+    )
+    data = sequences_of(histories, 40)
+    outcome = train_recommender(data, config, tmp_path, console=quiet(), baselines=False)
+    asked = torch.from_numpy(np.array(histories)[:, :3])
+    scores = outcome.recommender.model.score(torch.zeros(len(asked), dtype=torch.long), asked)
+    assert scores.softmax(dim=-1)[:, 20:].sum(dim=-1).mean() < 0.3
 
 
 def test_training_on_validation_items_validates_nothing_and_keeps_the_last_weights(

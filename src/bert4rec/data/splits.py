@@ -5,7 +5,7 @@ A split copies nothing: it is ranges of the flat token array, so it costs a few 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +78,14 @@ class Split:
     n_items: int
     train_counts: NDArray[np.int64]  # (n_items,) how often each item occurs in `train`
 
-    def train_and_validation(self) -> Spans:
-        """Of a leave-one-out split: all but the test items."""
+    def training_on_validation(self) -> Split:
+        """Of a leave-one-out split: one whose training has all but the test items."""
         train, before = self.train, self.test.histories
         ends = train.ends.copy()  # users with few actions have no question, and only train
         rows = np.searchsorted(train.users, before.users)
         ends[rows] = before.ends
-        return Spans(train.tokens, train.starts, ends, train.users)
+        train = Spans(train.tokens, train.starts, ends, train.users)
+        return replace(self, train=train, train_counts=_counts_of(train, self.n_items))
 
 
 def leave_one_out(sequences: Sequences) -> Split:

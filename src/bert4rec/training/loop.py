@@ -67,8 +67,7 @@ def stages_of(
 ) -> list[Stage]:
     """The model's own task, and for the Cloze task the last-item stage after it."""
     first, second = config.training, config.second_stage
-    histories = split.train_and_validation() if first.on_validation else split.train
-    users = [shards.part(histories, shard) for shard in shards.mine]
+    users = [shards.part(split.train, shard) for shard in shards.mine]
 
     def stage(name: str, make: MakeTask, settings: TrainingConfig | SecondStageConfig) -> Stage:
         tasks = tuple(make(part, split.n_items, config) for part in users)
@@ -120,6 +119,8 @@ def train(
     Of several `ranks` each calls it at the same time, with its own `shards` of the users.
     """
     keep_freed_memory()
+    if config.training.on_validation:
+        split = split.training_on_validation()
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1
     with Workers(n_workers) as workers, Workers(1) as preparer:
         loss = make_loss(config.training, split.train_counts)
