@@ -251,6 +251,7 @@ def test_where_the_weights_start(init: str, check: Callable[[list[bool]], bool])
         (("second_stage.asks=every-item", "model.attention_dropout=0.1"), "attention_dropout to 0"),
         (("model.sees=before",), "next_item_share = 1"),
         (("training.on_validation=true", "data.split=global-time"), "leave-one-out"),
+        (("next_item_share=1", "mask_ratio=0.4"), "mask_ratio: has no effect"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

@@ -261,6 +261,9 @@ class EvaluationConfig(Settings):
     )
 
 
+CLOZE_ONLY = {"mask_ratio", "replacement", "last_item_share"}  # of `training`
+
+
 class Config(Settings):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -329,10 +332,24 @@ def load_config(
     values = tomllib.loads(recipe_text(recipe))
     if file is not None:
         values = _merged(values, _read_toml(Path(file)))
+    asked: dict[str, Any] = {}
     for override in overrides:
-        values = _merged(values, _parse_override(override))
+        asked = _merged(asked, _parse_override(override))
     where = f"recipe {recipe!r}" if file is None else str(file)
-    return parse_config(values, where)
+    config = parse_config(_merged(values, asked), where)
+    _check_that_it_matters(config, asked)
+    return config
+
+
+def _check_that_it_matters(config: Config, asked: dict[str, Any]) -> None:
+    """A setting of the Cloze task, given by hand to a training without it, is a mistake."""
+    if config.model.name != "bert4rec" or config.training.next_item_share != 1:
+        return
+    if idle := sorted(CLOZE_ONLY & asked.get("training", {}).keys()):
+        raise ValueError(
+            f"--set training.{idle[0]}: has no effect, as training.next_item_share = 1 leaves the "
+            "Cloze task out. Choose a recipe with it, as --recipe bert4rec-2-stage"
+        )
 
 
 def override_config(config: Config, overrides: Iterable[str]) -> Config:
