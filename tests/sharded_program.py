@@ -16,7 +16,7 @@ from bert4rec.training.loop import train
 from bert4rec.training.progress import TrainingDisplay
 from bert4rec.training.shards import deal
 
-run, name, kind = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+run, name, kind, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
 is_sharded = kind == "sharded"
 torch.set_num_threads(1)
 losses.SPARSE_FROM = 1  # rows that a step leaves alone stay as they are, as in a large catalogue
@@ -32,6 +32,7 @@ config = small_config(
     "loss=in-batch",
     f"model.name={name}",
     f"shard_items={str(is_sharded).lower()}",
+    *overrides,
 )
 split = leave_one_out(random_histories(0, n_users=80))
 with torch.device("meta" if is_sharded else "cpu"):
