@@ -73,6 +73,11 @@ class ModelConfig(Settings):
     head_norm: bool = Field(
         True, description="LayerNorm after the output head's GELU, as in the authors' code"
     )
+    head_gain: Annotated[float, Field(gt=0)] = Field(
+        1.0,
+        description="bert4rec: what that LayerNorm's weights start with; more is a sharper softmax "
+        "from the start, which pays with large catalogues",
+    )
     init: Literal["identity", "paper"] = Field(
         "paper",
         description="bert4rec: identity: attention's values, their mixture and the head start "
@@ -81,6 +86,11 @@ class ModelConfig(Settings):
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",
         description="bert4rec: which others an item sees; `before` is no longer the paper's model",
+    )
+    recency: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="bert4rec: attention prefers recent items: the first head's scores fall by "
+        "this a place, each other head's by an eighth of the one before; 0 is the paper's model",
     )
     positions: bool = Field(True, description="bert4rec: position embeddings")
     feed_forward: bool = Field(True, description="bert4rec: the feed-forward half of every block")
@@ -98,6 +108,12 @@ class ModelConfig(Settings):
     @property
     def last_dropout(self) -> float:
         return self.dropout if self.output_dropout is None else self.output_dropout
+
+    @model_validator(mode="after")
+    def _gain_has_a_norm(self) -> Self:
+        if self.head_gain != 1 and not self.head_norm:
+            raise ValueError("head_gain needs head_norm = true: it is where that norm starts")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_dim(self) -> Self:

@@ -1,11 +1,12 @@
 """BERT4Rec (Sun et al., CIKM 2019): the bidirectional Transformer that fills in what is hidden.
 
-Two things are settings of ours. `init = "identity"`: at the paper's 0.02, and widths such as 64, so
-little of the items comes through attention and head that training stands still at popularity for a
-long time; values, their mixture and the head start as the identity instead, `[MASK]` and positions
-as nothing, so that what is put out for a `[MASK]` begins as a mean of the item vectors that it is
-compared with. `sees = "before"`: an
-item sees those before it only, and `[MASK]` at the end sees all: no longer the paper's model.
+Four settings are ours. `init = "identity"`: at the paper's 0.02, and widths such as 64, so little
+of the items comes through attention and head that training stands still at popularity for a long
+time; values, their mixture and the head start as the identity instead, `[MASK]` and positions as
+nothing, so that what is put out for a `[MASK]` begins as a mean of the item vectors that it is
+compared with. `head_gain` starts with a sharper softmax. Two make it another model than the
+paper's: with `sees = "before"` an item sees those before it only, and `[MASK]` at the end sees all;
+`recency` lets attention prefer recent items.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -47,6 +48,7 @@ class BERT4Rec(Learned):
                 config.heads,
                 config.dropout,
                 config.attention_dropout,
+                recency=config.recency,
                 has_feed_forward=config.feed_forward,
                 has_norm=config.layer_norm,
                 has_residual=config.residual,
@@ -57,6 +59,8 @@ class BERT4Rec(Learned):
         self.head_norm = nn.LayerNorm(config.dim) if config.head_norm else nn.Identity()
         self.output_bias = nn.Parameter(torch.zeros(n_items))
         self.apply(initialise)
+        if isinstance(self.head_norm, nn.LayerNorm):
+            nn.init.constant_(self.head_norm.weight, config.head_gain)
         if config.init == "identity":
             self._start_from_the_items()
 
