@@ -14,7 +14,6 @@ from toys import cycle, quiet, random_histories, sequences_of, small_config
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.layers import Block, ByteDropout
 from bert4rec.models.prefix_attention import of_prefixes
 from bert4rec.pipeline import train_recommender
 from bert4rec.training.batches import IGNORE, Task, cloze_task, last_item_task, make_batch
@@ -39,19 +38,15 @@ def spans_of(lengths: list[int]) -> Spans:
     return Spans(tokens, ends - lengths, ends, np.arange(len(lengths)))
 
 
-@given(st.integers(1, 40), st.integers(1, 3), st.sampled_from([0, 1]), st.integers(0, 2**31))
-@settings(max_examples=30)
-def test_the_fused_attention_is_the_plain_one(
-    length: int, heads: int, recency: int, seed: int
-) -> None:
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_the_fused_attention_is_the_plain_one(length: int, heads: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     shape = (2, heads, length, 4)
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for _ in range(5)]
     exact = [each.detach().double().requires_grad_() for each in inputs]  # the plain way
     grad = torch.randn(shape, generator=generator)
-    preference = torch.randn(heads, length + 1, generator=generator) if recency else None
-    found = of_prefixes(*inputs, preference)
-    wanted = of_prefixes(*exact, None if preference is None else preference.double())
+    found, wanted = of_prefixes(*inputs), of_prefixes(*exact)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
     found.backward(grad)
     wanted.backward(grad.double())
@@ -61,14 +56,8 @@ def test_the_fused_attention_is_the_plain_one(
         torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-4, rtol=1e-3)
 
 
-RECENCY = pytest.mark.parametrize("recency", ["model.recency=0", "model.recency=1"])
-
-
-@RECENCY
-def test_training_asks_what_recommending_asks_where_items_see_those_before_them(
-    recency: str,
-) -> None:
-    model = model_of("model.sees=before", "training.next_item_share=1", recency)
+def test_training_asks_what_recommending_asks_where_items_see_those_before_them() -> None:
+    model = model_of("model.sees=before", "training.next_item_share=1")
     histories = torch.randint(0, 30, (3, 9))
     with torch.no_grad():
         at_once = model.asked_after(histories, torch.arange(27), NOBODY).view(3, 9, -1)
@@ -78,9 +67,8 @@ def test_training_asks_what_recommending_asks_where_items_see_those_before_them(
             torch.testing.assert_close(at_once[:, n - 1], one_by_one, atol=1e-5, rtol=1e-5)
 
 
-@RECENCY
-def test_padding_and_other_rows_change_nothing(recency: str) -> None:
-    model = model_of("model.sees=before", "training.next_item_share=1", recency)
+def test_padding_and_other_rows_change_nothing() -> None:
+    model = model_of("model.sees=before", "training.next_item_share=1")
     long, short = torch.randint(0, 30, (1, 9)), torch.randint(0, 30, (1, 4))
     rows = torch.cat([long, torch.cat([short, torch.full((1, 5), model.pad)], 1)])
     users = NOBODY[:2]
@@ -107,34 +95,6 @@ def test_what_comes_later_does_not_change_an_answer(sees: str, data: st.DataObje
         a, b = (model.asked_after(each, at, NOBODY[:1]) for each in (history, other))
     is_same = torch.isclose(a, b, atol=1e-6).all(1)
     assert is_same.tolist() == (at < changed_at).tolist()
-
-
-@pytest.mark.parametrize("sees", ["before", "both-sides"])
-def test_all_ways_of_attention_prefer_recent_items_alike(sees: str) -> None:
-    """One history alone, several with padding, all places or the asked one, the shown weights."""
-    recent = (f"model.sees={sees}", "training.next_item_share=1", "model.recency=2")
-    model = model_of(*recent, "model.layers=1", "model.positions=false")
-    history = torch.randint(0, 30, (1, 9))
-    tokens, at = model.question(history)
-    with torch.no_grad():
-        asked = model.asked(tokens, at, NOBODY[:1])
-        model.train()  # no dropout in it, but the fused ways for one question are left out
-        for module in model.modules():
-            if isinstance(module, ByteDropout):
-                module.dropped_of_256 = 0
-        at_all_places = model._headed(model.hidden(tokens)[:, -1])
-        model.eval()
-        weights = model.attention(history[0])
-    torch.testing.assert_close(asked, at_all_places, atol=1e-5, rtol=1e-5)
-    with torch.no_grad():
-        (block,) = model.blocks
-        assert isinstance(block, Block)
-        block.attention.recency = 0.0
-        before = model.attention(history[0])
-    growth = (weights / before)[0, :, -1].log()  # of [MASK]'s attention, by place
-    steps = growth.diff(dim=-1)
-    torch.testing.assert_close(steps[0], torch.full((9,), 2.0), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(steps[1], torch.full((9,), 0.25), atol=1e-3, rtol=1e-3)
 
 
 def test_items_before_the_first_question_see_both_sides() -> None:
@@ -195,16 +155,17 @@ def test_the_second_stage_asks_from_a_random_item_to_the_end() -> None:
     [
         ("training.next_item_share=1", "model.sees=before", "second_stage.epochs=0"),
         ("training.next_item_share=0.7", "second_stage.epochs=15", *EVERY_ITEM),
+        ("training.next_item_share=1", "second_stage.epochs=15", "model.init=near", *EVERY_ITEM),
     ],
 )
 def test_it_learns_a_cycle(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     config = small_config(
+        "model.init=identity",
         *overrides,
         "training.epochs=40",
         "training.validate_every=40",
         "training.learning_rate=3e-3",
         "model.dropout=0",
-        "model.init=identity",
         "evaluation.exclude_seen=false",
     )
     sequences = cycle()
@@ -284,6 +245,30 @@ def test_where_the_weights_start(init: str, check: Callable[[list[bool]], bool])
     assert check(eye_of(BERT4Rec(30, small_config(f"model.init={init}").model)))
 
 
+def test_attention_can_start_with_near_items() -> None:
+    """What `[MASK]` gives to a place falls with its distance, in every head, before training."""
+    near = small_config("model.init=near", "model.dim=64", "model.max_len=40")
+    model = BERT4Rec(300, near.model)
+    weights = model.attention(torch.randperm(300)[:30])  # (layers, heads, 31, 31)
+    by_distance = weights[0, :, -1].flip(-1)[:, 1:]
+    near_ones, middle, far = by_distance.split(10, -1)
+    assert (near_ones.mean(-1) > 1.5 * middle.mean(-1)).all()
+    assert (middle.mean(-1) > 1.1 * far.mean(-1)).all()
+    even = BERT4Rec(300, near.model.model_copy(update={"init": "identity"}))
+    spread = even.attention(torch.randperm(300)[:30])[0, :, -1].std(-1)
+    assert (spread < 0.01).all()
+
+
+def test_a_model_that_started_near_is_saved_and_loaded() -> None:
+    config = small_config("model.init=near").model
+    model = BERT4Rec(30, config)
+    again = BERT4Rec.restore(model.state(), config, 30)
+    history = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(
+        model.score(NOBODY[:1], history), again.score(NOBODY[:1], history), atol=0, rtol=0
+    )
+
+
 def test_the_softmax_starts_as_sharp_as_is_asked_for() -> None:
     history, scores = torch.tensor([[1, 2, 3]]), []
     for gain in (1, 4):
@@ -301,6 +286,8 @@ def test_the_softmax_starts_as_sharp_as_is_asked_for() -> None:
         (("model.sees=before",), "next_item_share = 1"),
         (("training.on_validation=true", "data.split=global-time"), "leave-one-out"),
         (("model.head_gain=2", "model.head_norm=false"), "head_norm = true"),
+        (("model.init=near", "model.positions=false"), "positions = true"),
+        (("model.init=near", "model.dim=6", "model.heads=2"), "heads of 4 numbers"),
         (("next_item_share=1", "mask_ratio=0.4"), "mask_ratio: has no effect"),
     ],
 )

@@ -78,19 +78,15 @@ class ModelConfig(Settings):
         description="bert4rec: what that LayerNorm's weights start with; more is a sharper softmax "
         "from the start, which pays with large catalogues",
     )
-    init: Literal["identity", "paper"] = Field(
+    init: Literal["near", "identity", "paper"] = Field(
         "paper",
-        description="bert4rec: identity: attention's values, their mixture and the head start "
-        "so, [MASK] and positions at zero; paper: all at random (normal, 0.02)",
+        description="bert4rec: where weights start. identity: attention's values, their mixture "
+        "and the head so, [MASK] and positions at zero; near: the same, and attention with near "
+        "items; paper: all at random (normal, 0.02)",
     )
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",
         description="bert4rec: which others an item sees; `before` is no longer the paper's model",
-    )
-    recency: Annotated[float, Field(ge=0)] = Field(
-        0.0,
-        description="bert4rec: attention prefers recent items: the first head's scores fall by "
-        "this a place, each other head's by an eighth of the one before; 0 is the paper's model",
     )
     positions: bool = Field(True, description="bert4rec: position embeddings")
     feed_forward: bool = Field(True, description="bert4rec: the feed-forward half of every block")
@@ -113,6 +109,17 @@ class ModelConfig(Settings):
     def _gain_has_a_norm(self) -> Self:
         if self.head_gain != 1 and not self.head_norm:
             raise ValueError("head_gain needs head_norm = true: it is where that norm starts")
+        return self
+
+    @model_validator(mode="after")
+    def _near_has_places(self) -> Self:
+        if self.init == "near" and not self.positions:
+            raise ValueError("init = near needs positions = true: it is what they start with")
+        if self.init == "near" and self.dim < 4 * self.heads:
+            raise ValueError(
+                f"init = near needs heads of 4 numbers or more, of which positions take 2: "
+                f"dim = {self.dim} is less than 4 times heads = {self.heads}"
+            )
         return self
 
     @model_validator(mode="after")

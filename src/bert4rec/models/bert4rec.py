@@ -1,12 +1,13 @@
 """BERT4Rec (Sun et al., CIKM 2019): the bidirectional Transformer that fills in what is hidden.
 
-Four settings are ours. `init = "identity"`: at the paper's 0.02, and widths such as 64, so little
-of the items comes through attention and head that training stands still at popularity for a long
-time; values, their mixture and the head start as the identity instead, `[MASK]` and positions as
-nothing, so that what is put out for a `[MASK]` begins as a mean of the item vectors that it is
-compared with. `head_gain` starts with a sharper softmax. Two make it another model than the
-paper's: with `sees = "before"` an item sees those before it only, and `[MASK]` at the end sees all;
-`recency` lets attention prefer recent items.
+Where its weights start is a setting of ours (`init`, `head_gain`). At the paper's 0.02, and widths
+such as 64, so little of the items comes through attention and head that training stands still at
+popularity for a long time. With `init = "identity"` values, their mixture and the head start as the
+identity, `[MASK]` and positions as nothing: what is put out for a `[MASK]` begins as a mean of the
+item vectors that it is compared with. With `init = "near"` near items weigh more in that mean:
+positions start as waves in a quarter of each head, which the items leave free, and queries and
+keys as the identity there. `head_gain` starts with a sharper softmax. The network is the paper's in
+all of these; with `sees = "before"`, where an item sees those before it only, it is not.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -28,6 +29,20 @@ from bert4rec.models.table import Table
 WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to within .05 for all x > -1
 
 
+def numbers_of_positions(width: int) -> int:
+    """How many of a head's `width` numbers start as its positions: about a quarter, in pairs."""
+    return max(2, width // 8 * 2)
+
+
+def waves(n: int, n_numbers: int) -> Tensor:
+    """(n, n_numbers) sines and cosines as in Vaswani et al. (2017), as large as item vectors start.
+
+    The product of two places falls with their distance. The slowest wave turns by 1 in `n` places.
+    """
+    turns = torch.arange(n)[:, None] * n ** torch.linspace(-1, 0, n_numbers // 2)
+    return 0.02 * 2**0.5 * torch.cat([turns.sin(), turns.cos()], 1)
+
+
 class BERT4Rec(Learned):
     """A bidirectional Transformer over items that fills in what is hidden behind `[MASK]`."""
 
@@ -37,6 +52,7 @@ class BERT4Rec(Learned):
         super().__init__(n_items, config)
         self.n_read: int | None = config.max_len - 1  # and [MASK] after them
         self.mask = n_items + 1
+        self._heads = config.heads
         self.sees_before_only = config.sees == "before"
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None
@@ -48,7 +64,6 @@ class BERT4Rec(Learned):
                 config.heads,
                 config.dropout,
                 config.attention_dropout,
-                recency=config.recency,
                 has_feed_forward=config.feed_forward,
                 has_norm=config.layer_norm,
                 has_residual=config.residual,
@@ -61,8 +76,10 @@ class BERT4Rec(Learned):
         self.apply(initialise)
         if isinstance(self.head_norm, nn.LayerNorm):
             nn.init.constant_(self.head_norm.weight, config.head_gain)
-        if config.init == "identity":
+        if config.init != "paper":
             self._start_from_the_items()
+        if config.init == "near":
+            self._start_with_near_ones()
 
     def _start_from_the_items(self) -> None:
         for block in self.blocks:
@@ -78,6 +95,24 @@ class BERT4Rec(Learned):
             self.items.weight[self.mask].zero_()
         if self.positions is not None:
             nn.init.zeros_(self.positions.weight)
+
+    def _start_with_near_ones(self) -> None:
+        assert self.positions is not None
+        by_head = (self._heads, self.head.in_features // self._heads)
+        n = numbers_of_positions(by_head[1])  # the first of every head
+        of_items = torch.ones(by_head)
+        of_items[:, :n] = 0
+        passes_items_on = of_items.flatten().diag()
+        with torch.no_grad():
+            self.items.weight.view(-1, *by_head)[..., :n] = 0
+            self.positions.weight.view(-1, *by_head)[..., :n] = waves(self.max_len, n)[:, None]
+            for block in self.blocks:
+                assert isinstance(block, Block)
+                query, key, value = block.attention.query_key_value.weight.chunk(3)
+                query.diagonal().view(by_head)[:, :n] += 1
+                key.diagonal().view(by_head)[:, :n] += 1
+                value.copy_(passes_items_on)
+            self.head.weight.copy_(passes_items_on)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens with padding at the end → (B, L, D) hidden states of the last block."""

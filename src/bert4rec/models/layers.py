@@ -97,17 +97,11 @@ class Asked:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Eq. 1–2); `visible` says what is hidden, as padding is.
+    """Multi-head self-attention (Eq. 1–2); `visible` says what is hidden, as padding is."""
 
-    `recency` is a setting of ours: to the score of a place is added what grows with it, by
-    `recency` a place in the first head and by an eighth of the head before in each other one. Only
-    differences count in a softmax, so this is ALiBi (Press et al., ICLR 2022) for whoever sees
-    what comes before, with slopes for short histories. It has no weights.
-    """
-
-    def __init__(self, dim: int, heads: int, dropout: float, recency: float = 0.0) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout, self.recency = heads, ByteDropout(dropout), recency
+        self.heads, self.dropout = heads, ByteDropout(dropout)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.output = nn.Linear(dim, dim)
 
@@ -136,16 +130,11 @@ class Attention(nn.Module):
         """
         q, k, v = self._heads(self.query_key_value(x), 3)
         asking, key, value = self._heads(self.query_key_value(asks), 3)
-        length = x.shape[1]
-        preference = self._preference(length + 1, q)
-        answers = of_prefixes(asking, k, v, key, value, preference).transpose(1, 2).flatten(2)
+        answers = of_prefixes(asking, k, v, key, value).transpose(1, 2).flatten(2)
         items = None
         if not is_last:
-            if between is None and preference is not None:
-                between = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-            seen = self._seen(between, k)
-            mixed = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None)
-            items = self.output(mixed.transpose(1, 2).flatten(2))
+            seen = F.scaled_dot_product_attention(q, k, v, between, is_causal=between is None)
+            items = self.output(seen.transpose(1, 2).flatten(2))
         return items, self.output(answers)
 
     def _one_a_row(self, x: Tensor, read: Tensor, visible: Tensor | None) -> Tensor:
@@ -161,9 +150,6 @@ class Attention(nn.Module):
         q = F.linear(read, weight[:dim], bias[:dim]).view(len(read), self.heads, -1).transpose(0, 1)
         asks = torch.bmm(q, keys).transpose(0, 1)  # (B, H, D)
         scores = torch.bmm(asks, x.transpose(1, 2)) * q.shape[-1] ** -0.5  # (B, H, L)
-        preference = self._preference(x.shape[1], scores)
-        if preference is not None:
-            scores = scores + preference
         if visible is not None:
             scores = scores.masked_fill(~visible[:, 0], float("-inf"))
         mixture = torch.bmm(scores.softmax(-1), x).transpose(0, 1)  # (H, B, D)
@@ -182,39 +168,17 @@ class Attention(nn.Module):
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         if self.dropout.keeps_all:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self._seen(visible, k))
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
         else:  # torch's fused kernel has no dropout on a CPU
             mixed = self.dropout(self._probabilities(q, k, visible)) @ v
         return mixed.transpose(1, 2).flatten(2)
 
     def _probabilities(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        seen = self._seen(visible, k)
-        if seen is not None and seen.dtype == torch.bool:
-            scores = scores.masked_fill(~seen, float("-inf"))
-        elif seen is not None:
-            scores = scores + seen
+        if visible is not None:
+            scores = scores.masked_fill(~visible, float("-inf"))
         probabilities: Tensor = scores.softmax(-1)
         return probabilities
-
-    def _seen(self, visible: Tensor | None, k: Tensor) -> Tensor | None:
-        """`visible`, together with what is preferred of it, to be added to scores (B, H, Q, L)."""
-        preference = self._preference(k.shape[-2], k)
-        if preference is None:
-            return visible
-        added = preference[None, :, None]
-        if visible is None:
-            return added
-        if visible.dtype == torch.bool:
-            return added.masked_fill(~visible, float("-inf"))
-        return added + visible
-
-    def _preference(self, length: int, like: Tensor) -> Tensor | None:
-        """(H, L), of the type and on the device of `like`; None for the paper's attention."""
-        if not self.recency:
-            return None
-        slopes = torch.tensor([self.recency / 8**head for head in range(self.heads)])
-        return (slopes[:, None] * torch.arange(length)).to(like)
 
 
 class FeedForward(nn.Module):
@@ -244,15 +208,14 @@ class Block(nn.Module):
         dropout: float,
         attention_dropout: float,
         *,
-        recency: float = 0.0,
         has_feed_forward: bool = True,
         has_norm: bool = True,
         has_residual: bool = True,
     ) -> None:
         super().__init__()
         self.has_residual = has_residual
-        self.is_plain = has_feed_forward and has_norm and has_residual and not recency
-        self.attention = Attention(dim, heads, attention_dropout, recency)
+        self.is_whole = has_feed_forward and has_norm and has_residual
+        self.attention = Attention(dim, heads, attention_dropout)
         self.feed_forward = FeedForward(dim) if has_feed_forward else None
         self.norm_1 = nn.LayerNorm(dim) if has_norm else nn.Identity()
         self.norm_2 = nn.LayerNorm(dim) if has_norm and has_feed_forward else nn.Identity()
@@ -260,7 +223,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor | None) -> Tensor:  # (B, L, D), (B, 1, 1, L)
         is_watched = self.training or torch.is_grad_enabled()
-        if len(x) == 1 and visible is None and self.is_plain and not is_watched:
+        if len(x) == 1 and visible is None and self.is_whole and not is_watched:
             return self._one(x)
         return self._rest(x, self.attention(x, visible))
 

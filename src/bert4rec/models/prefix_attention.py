@@ -23,62 +23,37 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 class _OfPrefixes(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        key: Tensor,
-        value: Tensor,
-        preference: Tensor | None,
+        context: Any, q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        scale, length = q.shape[-1] ** -0.5, q.shape[-2]
+        scale = q.shape[-1] ** -0.5
+        out, total = FORWARD(q, keys, values, 0.0, True)
         own = (q * key).sum(-1) * scale
-        added = None
-        if preference is not None:
-            added = preference[None, :, None, :length].expand(*q.shape[:2], length, length)
-            own = own + preference[:, 1:]
-        out, total = FORWARD(q, keys, values, 0.0, True, attn_mask=added)
         joint = torch.logaddexp(total, own)
         share = (own - joint).exp()  # of the question's own value
         out = torch.lerp(out, value, share[..., None])
         context.save_for_backward(q, keys, values, key, value, out, joint, share)
-        context.added = added
         return out
 
     @staticmethod
-    def backward(context: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         (grad,) = grads
         q, keys, values, key, value, out, joint, share = context.saved_tensors
         scale = q.shape[-1] ** -0.5
         grad = grad.contiguous()
-        to_q, to_keys, to_values = BACKWARD(
-            grad, q, keys, values, out, joint, 0.0, True, attn_mask=context.added
-        )
+        to_q, to_keys, to_values = BACKWARD(grad, q, keys, values, out, joint, 0.0, True)
         to_own = share * (grad * (value - out)).sum(-1) * scale
         to_q = torch.addcmul(to_q, to_own[..., None], key)
-        return to_q, to_keys, to_values, to_own[..., None] * q, share[..., None] * grad, None
+        return to_q, to_keys, to_values, to_own[..., None] * q, share[..., None] * grad
 
 
-def of_prefixes(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    key: Tensor,
-    value: Tensor,
-    preference: Tensor | None = None,
-) -> Tensor:
-    """(B, H, L, D) questions, the items' keys and values, and the questions' own → (B, H, L, D).
-
-    `preference` (H, L + 1) is added to the scores of the places; question i stands at i + 1.
-    """
+def of_prefixes(q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """(B, H, L, D) questions, the items' keys and values, and the questions' own → (B, H, L, D)."""
     if q.device.type == "cpu" and q.dtype == torch.float32:
-        mixed: Tensor = _OfPrefixes.apply(q, keys, values, key, value, preference)  # type: ignore[no-untyped-call]
+        mixed: Tensor = _OfPrefixes.apply(q, keys, values, key, value)  # type: ignore[no-untyped-call]
         return mixed
     scale, length = q.shape[-1] ** -0.5, q.shape[-2]
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    scores = q @ keys.transpose(-1, -2) * scale
+    scores = (q @ keys.transpose(-1, -2) * scale).masked_fill(later, float("-inf"))
     own = (q * key).sum(-1, keepdim=True) * scale
-    if preference is not None:
-        scores, own = scores + preference[:, None, :-1], own + preference[:, 1:, None]
-    shares = torch.cat([scores.masked_fill(later, float("-inf")), own], -1).softmax(-1)
+    shares = torch.cat([scores, own], -1).softmax(-1)
     return shares[..., :-1] @ values + shares[..., -1:] * value
