@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from quality_page import DATA, TITLES, runs_of
 
-COLOURS = {"both": "#2f6fde", "both-held": "#2f6fde", "causal": "#1a9c6b", "sasrec+": "#e07b39"}
+COLOURS = {"both": "#2f6fde", "both-held": "#2f6fde", "sasrec+-held": "#e07b39"}
 
 
 def main() -> None:

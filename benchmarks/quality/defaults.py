@@ -1,0 +1,66 @@
+"""The default recipe on data sets that it was not tuned for, beside SASRec+ of the same width.
+
+    python benchmarks/quality/defaults.py ../shared/data     # some forty minutes on two cores
+
+runs `trial.py` for every data set that is in the folder (its layout: DATA below), judges by the
+validation items and writes defaults.json; what `--trials` already has is not run again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ablations import HERE, finished
+
+OUT = HERE.parents[1] / "docs" / "results" / "quality" / "defaults.json"
+DATA = {
+    "MovieLens-1M": "ml-1m/ml-1m.txt.gz",
+    "Beauty (54,542 items)": "beauty/beauty.txt.gz",
+    "MovieLens-100k": "ml-100k/u.data",
+    "Steam, a sample": "steam-sample/interactions.tsv.gz",
+    "Beauty, 5-core": "amazon-beauty-5core/interactions.tsv.gz",
+}
+RECIPES = {
+    "default": [],
+    "sasrec+": ["model.dim=64", "model.max_len=100", "training.epochs=40", "training.patience=10"],
+}
+LARGE = ["training.loss=sampled-softmax", "training.negatives=popularity"]  # of 54,542 items
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trials", type=Path, default=Path("runs/trials.jsonl"))
+    parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    arguments = parser.parse_args()
+    wanted = [(data, recipe) for data in arguments.data for recipe in arguments.recipes]
+    for data, recipe in wanted:
+        path, name = arguments.folder / DATA[data], name_of(data, recipe)
+        if not path.is_file() or name in finished(arguments.trials):
+            continue
+        command = [sys.executable, str(HERE / "trial.py"), str(path), name]
+        command += ["--recipe", recipe, "--out", str(arguments.trials)]
+        changes = RECIPES[recipe] + (LARGE if "54,542" in data else [])
+        command += [word for change in changes for word in ("--set", change)]
+        subprocess.run(command, check=True)
+    found = finished(arguments.trials)
+    table = {
+        data: {
+            recipe: {key: value for key, value in found[name].items() if key != "curve"}
+            for recipe in RECIPES
+            if (name := name_of(data, recipe)) in found
+        }
+        for data in DATA
+    }
+    OUT.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def name_of(data: str, recipe: str) -> str:
+    return f"{recipe}-{DATA[data].split('/')[0]}"
+
+
+if __name__ == "__main__":
+    main()
