@@ -15,7 +15,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "docs" / "results" / "quality" / "ablations-ml-1m.json"
 SMALL = [  # of best-ml-1m
-    "training.on_validation=false",
     "model.dim=64",
     "model.heads=2",
     "model.max_len=50",

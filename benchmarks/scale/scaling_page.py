@@ -33,12 +33,14 @@ INTERACTIONS = (10**6, 10**8, 10**10)
 ITEMS = (10**4, 10**6, 5 * 10**7)
 WALL_ITEMS = (10**4, 10**5, 10**6, 10**7, 5 * 10**7)
 LENGTH = 50
-EPOCHS = 10
+EPOCHS, SECOND_EPOCHS = 10, 3
 COSTS, MACHINE = measured_costs(), Machine()
 
 
 def settings() -> Config:
-    return override_config(load_config(), [f"training.epochs={EPOCHS}"])
+    return override_config(
+        load_config(), [f"training.epochs={EPOCHS}", f"second_stage.epochs={SECOND_EPOCHS}"]
+    )
 
 
 @cache
