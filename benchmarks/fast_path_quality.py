@@ -182,10 +182,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     short = [f"max_len={arguments.max_len}", "learning_rate=2e-3"]  # to get somewhere in 20 epochs
-    work = {"demo": ("demo", "demo", [], arguments.demo_epochs)}
+    work = {"demo": ("demo", "bert4rec-2-stage", ["max_len=64"], arguments.demo_epochs)}
     ml_1m = Path(os.environ.get("BERT4REC_SHARED_DATA", SHARED_DATA)) / "ml-1m" / "ml-1m.txt.gz"
     if ml_1m.is_file():
-        work["ml-1m"] = (str(ml_1m), "default", short, arguments.epochs)
+        work["ml-1m"] = (str(ml_1m), "bert4rec-2-stage", short, arguments.epochs)
     else:
         print(f"no ML-1M at {ml_1m}: left out; set BERT4REC_SHARED_DATA to have it")
     results = {}

@@ -60,7 +60,7 @@ def settings(shape: Shape) -> list[str]:
 
 
 def training_step(sequences: Sequences, shape: Shape, workers: Workers) -> Step:
-    config = load_config(overrides=settings(shape))
+    config = load_config("bert4rec-2-stage", overrides=settings(shape))
     train = spans(sequences, 2)
     model = BERT4Rec(shape.n_items, config.model).train()
     loss = make_loss(config.training, np.bincount(train.tokens, minlength=shape.n_items))

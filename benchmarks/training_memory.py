@@ -41,7 +41,7 @@ def main() -> None:
     ends = np.cumsum(lengths)
     tokens = generator.integers(0, N_ITEMS, ends[-1], dtype=np.int32)
     train = Spans(tokens, ends - lengths, ends, np.arange(N_USERS))
-    config = load_config(overrides=["max_len=200", "window_step=none"])
+    config = load_config("bert4rec-2-stage", overrides=["max_len=200", "batch_size=128"])
     model = BERT4Rec(N_ITEMS, config.model).train()
     loss = make_loss(config.training, np.bincount(tokens, minlength=N_ITEMS))
     task = cloze_task(train, N_ITEMS, config)

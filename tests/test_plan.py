@@ -53,7 +53,7 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
             1000,
             [
                 *("max_len=100", "batch_size=64", "attention_dropout=0.2"),
-                *("sees=both-sides", "next_item_share=0"),
+                *("sees=both-sides", "next_item_share=0", "second_stage.asks=end"),
             ],
         ),
         (200_000, ["max_len=20", "batch_size=16"]),

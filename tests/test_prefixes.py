@@ -9,14 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from toys import cycle, quiet, random_histories, sequences_of, small_config
 
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.evaluation.evaluate import full_ranks
+from bert4rec.lab.contenders import Contender, check_asked_the_same
+from bert4rec.lab.tune import tune
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.prefix_attention import of_prefixes
 from bert4rec.pipeline import train_recommender
-from bert4rec.training.batches import IGNORE, Task, cloze_task, last_item_task, make_batch
+from bert4rec.training.batches import Task, cloze_task, last_item_task, make_batch
+from bert4rec.training.distributed import Ranks
+from bert4rec.training.rows import DealtRows
+from bert4rec.training.sharded import _Own
 
 N_ITEMS = PAD = 1000
 NOBODY = torch.zeros(3, dtype=torch.int64)
@@ -67,14 +73,15 @@ def test_training_asks_what_recommending_asks_where_items_see_those_before_them(
             torch.testing.assert_close(at_once[:, n - 1], one_by_one, atol=1e-5, rtol=1e-5)
 
 
-def test_padding_and_other_rows_change_nothing() -> None:
-    model = model_of("model.sees=before", "training.next_item_share=1")
+@pytest.mark.parametrize("sees", ["before", "both-sides"])
+def test_padding_and_other_rows_change_nothing(sees: str) -> None:
+    model = model_of(f"model.sees={sees}", "training.next_item_share=1")
     long, short = torch.randint(0, 30, (1, 9)), torch.randint(0, 30, (1, 4))
     rows = torch.cat([long, torch.cat([short, torch.full((1, 5), model.pad)], 1)])
     users = NOBODY[:2]
     with torch.no_grad():
-        together = model.asked_after(rows, torch.tensor([2, 8, 9, 12]), users)
-        alone = model.asked_after(short, torch.tensor([0, 3]), users[:1])
+        together = model.asked_after(rows, torch.tensor([2, 8, 10, 12]), users)
+        alone = model.asked_after(short, torch.tensor([1, 3]), users[:1])
     torch.testing.assert_close(together[2:], alone, atol=1e-5, rtol=1e-5)
     scores = model.score(users, rows)
     torch.testing.assert_close(scores[1:], model.score(users[:1], short), atol=1e-5, rtol=1e-5)
@@ -269,6 +276,60 @@ def test_a_model_that_started_near_is_saved_and_loaded() -> None:
     )
 
 
+def test_dealt_out_item_vectors_start_as_those_of_one_process() -> None:
+    config = small_config("model.init=near")
+    small = BERT4Rec(20, config.model)
+    table = torch.full((53, 16), torch.nan)  # 51 items, PAD and MASK
+    for rank in range(2):
+        own = _Own(small, DealtRows(Ranks(2, rank)), 53, 51, config).items
+        table[rank::2] = own.weight.detach()
+    is_free = (small.items.weight[:20] == 0).all(0)
+    assert is_free.any()
+    assert torch.equal((table[:51] == 0).all(0), is_free)
+    assert torch.equal(table[51:], small.items.weight[20:])
+
+
+def test_the_weights_at_the_end_of_each_stage_can_be_kept(tmp_path: Path) -> None:
+    config = small_config(
+        "training.next_item_share=1",
+        "training.keep_stages=true",
+        "training.epochs=2",
+        "second_stage.epochs=2",
+        "second_stage.asks=every-item",
+    )
+    outcome = train_recommender(cycle(), config, tmp_path, console=quiet(), baselines=False)
+    kept = {
+        stage: load_file(tmp_path / f"{stage}.safetensors") for stage in ("next-item", "last-item")
+    }
+    final = outcome.recommender.model.state()
+    assert all(torch.equal(kept["last-item"][name], value) for name, value in final.items())
+    is_moved = [not torch.equal(kept["next-item"][name], value) for name, value in final.items()]
+    best = json.loads((tmp_path / "about.json").read_text())["training"]["best_stage"]
+    assert any(is_moved) == (best == 1)
+
+
+def test_what_chooses_by_the_validation_items_refuses_to_train_on_them(tmp_path: Path) -> None:
+    config = small_config("training.on_validation=true")
+    with pytest.raises(ValueError, match="training.on_validation=false"):
+        tune(random_histories(0), config, tmp_path / "study", quiet(), data_name="toy")
+    with pytest.raises(ValueError, match="training.on_validation=false"):
+        check_asked_the_same(Contender("mine", "Mine", config, "mine.toml"), small_config())
+
+
+def test_simple_rivals_train_on_the_validation_items_too_where_the_model_does(
+    tmp_path: Path,
+) -> None:
+    few = ("training.epochs=1", "second_stage.epochs=0", "model.name=popularity")
+    sequences, counts = random_histories(0), []
+    for on_validation in ("true", "false"):
+        config = small_config(*few, f"training.on_validation={on_validation}")
+        out = tmp_path / on_validation
+        outcome = train_recommender(sequences, config, out, console=quiet(), baselines=False)
+        counts.append(sum(float(each.sum()) for each in outcome.recommender.model.state().values()))
+    split = leave_one_out(sequences)
+    assert counts[0] - counts[1] == len(split.validation)
+
+
 def test_the_softmax_starts_as_sharp_as_is_asked_for() -> None:
     history, scores = torch.tensor([[1, 2, 3]]), []
     for gain in (1, 4):
@@ -296,9 +357,3 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         small_config(*overrides)
-
-
-def test_ignored_places_are_never_asked() -> None:
-    spans = spans_of([8] * 20)
-    rows = batch_of(last_item_task(spans, N_ITEMS, small_config(*EVERY_ITEM)), spans)
-    assert all(IGNORE not in targets for _, _, targets in rows)

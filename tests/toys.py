@@ -18,6 +18,9 @@ PAPERS = (  # the paper's network and the two stages, at a rate for small data
     "training.epochs=200",
     "training.patience=15",
     "second_stage.epochs=60",
+    "second_stage.asks=end",
+    "second_stage.learning_rate=3e-4",
+    "second_stage.patience=10",
 )
 SMALL = (
     *PAPERS,

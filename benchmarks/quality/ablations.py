@@ -3,7 +3,7 @@
     python benchmarks/quality/ablations.py ml-1m.txt.gz     # some ten minutes on two cores
 
 runs `trial.py` for every row of the table in docs/quality.md and writes ablations-ml-1m.json; rows
-that `--trials` already has are not run again.
+that `--trials` already has with the same settings are not run again.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+from bert4rec.config import load_config
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "docs" / "results" / "quality" / "ablations-ml-1m.json"
@@ -95,6 +97,17 @@ def finished(path: Path) -> dict[str, dict]:
     return {trial["name"]: trial for trial in map(json.loads, lines)}
 
 
+def is_done(name: str, recipe: str, changes: list[str], trials: Path) -> bool:
+    trial = finished(trials).get(name)
+    config = load_config(recipe, None, changes).model_dump(mode="json")
+    return trial is not None and trial["config"] == config
+
+
+def kept(trial: dict) -> dict:
+    """What of a trial goes into docs/: the recipe and its changes say the rest."""
+    return {key: value for key, value in trial.items() if key not in ("curve", "config")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", help="ML-1M, as for `bert4rec train`")
@@ -102,18 +115,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     arguments = parser.parse_args()
     for name in arguments.only:
-        if name in finished(arguments.trials):
-            continue
         _, recipe, changes = ROWS[name]
+        if is_done(name, recipe, changes, arguments.trials):
+            continue
         command = [sys.executable, str(HERE / "trial.py"), arguments.data, name]
         command += ["--recipe", recipe, "--out", str(arguments.trials)]
         command += [word for change in changes for word in ("--set", change)]
         subprocess.run(command, check=True)
     found = finished(arguments.trials)
     table = [
-        {key: value for key, value in found[name].items() if key != "curve"} | {"title": title}
-        for name, (title, _, _) in ROWS.items()
-        if name in found
+        kept(found[name]) | {"title": title}
+        for name, (title, recipe, changes) in ROWS.items()
+        if is_done(name, recipe, changes, arguments.trials)
     ]
     OUT.parent.mkdir(parents=True, exist_ok=True)
     OUT.write_text(json.dumps(table, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The default recipe on data sets that it was not tuned for, beside SASRec+ of the same width.
+"""The default recipe on the data sets at hand, beside SASRec+ of the same width.
 
     python benchmarks/quality/defaults.py ../shared/data     # some forty minutes on two cores
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ablations import HERE, finished
+from ablations import HERE, finished, is_done, kept
 
 OUT = HERE.parents[1] / "docs" / "results" / "quality" / "defaults.json"
 DATA = {
@@ -39,22 +39,23 @@ def main() -> None:
     wanted = [(data, recipe) for data in arguments.data for recipe in arguments.recipes]
     for data, recipe in wanted:
         path, name = arguments.folder / DATA[data], name_of(data, recipe)
-        if not path.is_file() or name in finished(arguments.trials):
+        changes = RECIPES[recipe] + (LARGE if "54,542" in data else [])
+        if not path.is_file() or is_done(name, recipe, changes, arguments.trials):
             continue
         command = [sys.executable, str(HERE / "trial.py"), str(path), name]
         command += ["--recipe", recipe, "--out", str(arguments.trials)]
-        changes = RECIPES[recipe] + (LARGE if "54,542" in data else [])
         command += [word for change in changes for word in ("--set", change)]
         subprocess.run(command, check=True)
     found = finished(arguments.trials)
     table = {
         data: {
-            recipe: {key: value for key, value in found[name].items() if key != "curve"}
+            recipe: kept(found[name])
             for recipe in RECIPES
             if (name := name_of(data, recipe)) in found
         }
         for data in DATA
     }
+    table = {data: trials for data, trials in table.items() if trials}
     OUT.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -36,6 +36,10 @@ def main() -> None:
     parser.add_argument("--continue", action="store_true", dest="resume")
     arguments = parser.parse_args()
     config = load_config(arguments.recipe, None, arguments.overrides)
+    if config.training.on_validation:
+        parser.error(
+            "a trial is judged by the validation items: --set training.on_validation=false"
+        )
     sequences = open_data(arguments.data)
     split = dataclasses.replace(SPLITS[config.data.split](sequences), test=None)  # type: ignore[arg-type]
     torch.manual_seed(config.training.seed)
@@ -64,6 +68,7 @@ def main() -> None:
         "data": Path(arguments.data).name,
         "recipe": arguments.recipe,
         "changes": arguments.overrides,
+        "config": config.model_dump(mode="json"),
         "validation": figures,
         "n_validation_users": len(split.validation),
         "seconds": round(progress.seconds, 1),

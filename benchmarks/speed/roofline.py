@@ -101,7 +101,9 @@ def spans(sequences: Sequences, n_left_out: int) -> Spans:
 def training_batches(sequences: Sequences, shape: Shape) -> Iterator[Batch]:
     train = spans(sequences, 2)
     settings = f"max_len={shape.max_len} mask_ratio={shape.mask_ratio}"
-    config = load_config(overrides=f"{settings} window_step=none last_item_share=0".split())
+    config = load_config(
+        "bert4rec-2-stage", overrides=f"{settings} window_step=none last_item_share=0".split()
+    )
     task = cloze_task(train, sequences.n_items, config)
     generator = np.random.default_rng(0)
     windows = task.windows(generator)

@@ -87,7 +87,9 @@ def measure(point: Point) -> dict[str, Any]:
     from bert4rec.config import load_config
 
     torch.manual_seed(0)
-    steps = training_steps(generate(point), load_config(overrides=point.settings))
+    steps = training_steps(
+        generate(point), load_config("bert4rec-2-stage", overrides=point.settings)
+    )
     next(steps)
     seconds, n, has_enough = [], 0, False
     while not has_enough:

@@ -45,7 +45,9 @@ def main() -> None:
     write(shape, file)
     sequences, about = Sequences(file), SHAPES[shape]
     sizes = [f"max_len={about.max_len}", f"mask_ratio={about.mask_ratio}", "batch_size=256"]
-    config = load_config(overrides=[*sizes, "window_step=none", "last_item_share=0"])
+    config = load_config(
+        "bert4rec-2-stage", overrides=[*sizes, "window_step=none", "last_item_share=0"]
+    )
     model = BERT4Rec(sequences.n_items, config.model).train()
     loss = make_loss(config.training, np.ones(sequences.n_items, dtype=np.int64))
     gradients = Gradients(model, loss, ThisThread())

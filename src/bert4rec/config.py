@@ -107,15 +107,17 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _gain_has_a_norm(self) -> Self:
-        if self.head_gain != 1 and not self.head_norm:
+        if self.name == "bert4rec" and self.head_gain != 1 and not self.head_norm:
             raise ValueError("head_gain needs head_norm = true: it is where that norm starts")
         return self
 
     @model_validator(mode="after")
     def _near_has_places(self) -> Self:
-        if self.init == "near" and not self.positions:
+        if self.name != "bert4rec" or self.init != "near":
+            return self
+        if not self.positions:
             raise ValueError("init = near needs positions = true: it is what they start with")
-        if self.init == "near" and self.dim < 4 * self.heads:
+        if self.dim < 4 * self.heads:
             raise ValueError(
                 f"init = near needs heads of 4 numbers or more, of which positions take 2: "
                 f"dim = {self.dim} is less than 4 times heads = {self.heads}"
@@ -226,7 +228,8 @@ class TrainingConfig(Settings):
     )
     keep_stages: bool = Field(
         False,
-        description="keep the best weights of each stage as STAGE.safetensors beside the model",
+        description="keep the best weights at the end of each stage as STAGE.safetensors beside "
+        "the model",
     )
     shard_items: bool = Field(
         False,

@@ -25,7 +25,7 @@ from rich.console import Console
 from bert4rec import __version__
 from bert4rec.config import Config
 from bert4rec.data.sequences import Sequences
-from bert4rec.data.splits import SPLITS, Questions, Split
+from bert4rec.data.splits import SPLITS, Questions, Spans, Split
 from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
@@ -89,7 +89,7 @@ def train_recommender(
     save_evaluation(evaluation, sequences, out)
     rivals = {}
     for name in set(BASELINES if baselines else ()) - {config.model.name}:
-        baseline = FITTED[name].fit(split.train, split.n_items, config)
+        baseline = FITTED[name].fit(_trained_on(split, config), split.n_items, config)
         rivals[name] = evaluate_questions(baseline, split.test, split, config)
         save_evaluation(rivals[name], sequences, out / "baselines" / name)
         settings = config.of_model(name)
@@ -164,6 +164,11 @@ def split_of(recommender: Recommender, sequences: Sequences) -> Split:
     return SPLITS[recommender.config.data.split](sequences)
 
 
+def _trained_on(split: Split, config: Config) -> Spans:
+    on_validation = config.training.on_validation
+    return split.training_on_validation().train if on_validation else split.train
+
+
 def _fit(
     split: Split,
     sequences: Sequences,
@@ -176,7 +181,7 @@ def _fit(
 ) -> tuple[Model, dict[str, Any]]:
     if config.model.name in FITTED:
         started = time.monotonic()
-        fitted = FITTED[config.model.name].fit(split.train, split.n_items, config)
+        fitted = FITTED[config.model.name].fit(_trained_on(split, config), split.n_items, config)
         n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
         seconds = round(time.monotonic() - started, 1)
         return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}

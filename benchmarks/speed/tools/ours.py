@@ -99,6 +99,7 @@ def main() -> None:
     torch.manual_seed(0)
     sequences = Sequences(arguments.sequences)
     config = load_config(
+        "bert4rec-2-stage",
         overrides=[
             f"max_len={arguments.max_len}",
             f"mask_ratio={arguments.mask_ratio}",
@@ -109,7 +110,7 @@ def main() -> None:
             f"dropout={arguments.dropout}",
             "window_step=none",  # the last items only, as the peers do
             "last_item_share=0",
-        ]
+        ],
     )
     version, of_torch = __version__, torch.__version__
     if arguments.task == "one":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def demo(
     out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo"),
 ) -> None:
-    """Train, evaluate and recommend on the embedded data set, in about two minutes."""
+    """Train, evaluate and recommend on the embedded data set, within two minutes."""
     from rich.table import Table
 
     from bert4rec.config import load_config
@@ -104,6 +104,8 @@ def evaluate(
         raise ValueError("--set: only settings of the section `evaluation` can change here")
     sequences = training_data(recommender.about, data)
     split = split_of(recommender, sequences)
+    if questions == "validation" and recommender.config.training.on_validation:
+        say("this model was trained on the validation items: these figures say nothing about it")
     with progress_bar("evaluating") as update:
         asked = split.test if questions == "test" else split.validation
         result = evaluate_questions(recommender.model, asked, split, settings, update)

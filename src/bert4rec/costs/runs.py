@@ -141,7 +141,8 @@ def _run(
     has_second = config.model.name == "bert4rec" and second.epochs > 0
     last = step_of_second_stage(step, config)
     second_step = costs.step_seconds(last) + exchange_seconds(costs, machine, layout, last)
-    second_epoch = second_step * math.ceil(workload.users / training.batch_size)
+    n_second = workload.users * (windows if second.asks == "every-item" else 1)
+    second_epoch = second_step * math.ceil(n_second / training.batch_size)
     n_validated = min(workload.users, training.validation_users or workload.users)
     validation = n_validated * costs.validation_seconds(
         config, workload.items, workload.length, layout.world * layout.workers

@@ -82,6 +82,7 @@ class Split:
         """Of a leave-one-out split: one whose training has all but the test items."""
         train, before = self.train, self.test.histories
         ends = train.ends.copy()  # users with few actions have no question, and only train
+        assert np.isin(before.users, train.users).all()
         rows = np.searchsorted(train.users, before.users)
         ends[rows] = before.ends
         train = Spans(train.tokens, train.starts, ends, train.users)

@@ -98,6 +98,11 @@ def check_asked_the_same(contender: Contender, lab: Config) -> None:
                 f"{contender.source} has settings of its own in the section {section!r}: all "
                 f"models of a lab are asked the same, so pass them to all with --set {section}.…"
             )
+    if contender.config.training.on_validation:
+        raise ValueError(
+            f"{contender.source} trains on the validation items, by which a lab chooses: add "
+            "--set training.on_validation=false"
+        )
 
 
 def split_names(parts: Iterable[str] | None) -> list[str]:

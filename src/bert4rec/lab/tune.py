@@ -85,6 +85,11 @@ def tune(
     """Run the trials that are missing of `n_trials`, and save the best settings as a recipe."""
     if start.model.name not in MODELS:
         raise ValueError(f"model.name is {start.model.name!r}: choose one of {', '.join(MODELS)}")
+    if start.training.on_validation:
+        raise ValueError(
+            "training.on_validation leaves nothing to choose settings by: add "
+            "--set training.on_validation=false"
+        )
     if n_trials < 1:
         raise ValueError(f"--trials is {n_trials}: use one or more")
     space = space_for(start) if space is None else space

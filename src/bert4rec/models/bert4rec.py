@@ -29,7 +29,7 @@ from bert4rec.models.table import Table
 WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to within .05 for all x > -1
 
 
-def numbers_of_positions(width: int) -> int:
+def n_of_places(width: int) -> int:
     """How many of a head's `width` numbers start as its positions: about a quarter, in pairs."""
     return max(2, width // 8 * 2)
 
@@ -52,7 +52,8 @@ class BERT4Rec(Learned):
         super().__init__(n_items, config)
         self.n_read: int | None = config.max_len - 1  # and [MASK] after them
         self.mask = n_items + 1
-        self._heads = config.heads
+        self._by_head = (config.heads, config.dim // config.heads)
+        self._n_of_places = n_of_places(self._by_head[1]) if config.init == "near" else 0
         self.sees_before_only = config.sees == "before"
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None
@@ -98,13 +99,12 @@ class BERT4Rec(Learned):
 
     def _start_with_near_ones(self) -> None:
         assert self.positions is not None
-        by_head = (self._heads, self.head.in_features // self._heads)
-        n = numbers_of_positions(by_head[1])  # the first of every head
+        by_head, n = self._by_head, self._n_of_places
         of_items = torch.ones(by_head)
         of_items[:, :n] = 0
         passes_items_on = of_items.flatten().diag()
+        self.prepare_item_vectors(self.items.weight)
         with torch.no_grad():
-            self.items.weight.view(-1, *by_head)[..., :n] = 0
             self.positions.weight.view(-1, *by_head)[..., :n] = waves(self.max_len, n)[:, None]
             for block in self.blocks:
                 assert isinstance(block, Block)
@@ -113,6 +113,11 @@ class BERT4Rec(Learned):
                 key.diagonal().view(by_head)[:, :n] += 1
                 value.copy_(passes_items_on)
             self.head.weight.copy_(passes_items_on)
+
+    def prepare_item_vectors(self, vectors: Tensor) -> None:
+        """Leave the first numbers of each head to the positions, where these start as waves."""
+        with torch.no_grad():
+            vectors.view(-1, *self._by_head)[..., : self._n_of_places] = 0
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens with padding at the end → (B, L, D) hidden states of the last block."""

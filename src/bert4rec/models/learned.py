@@ -88,6 +88,9 @@ class Learned(nn.Module):
         model.no_bias = torch.zeros(n_items)
         return model.eval()
 
+    def prepare_item_vectors(self, vectors: Tensor) -> None:
+        """Change item vectors that were drawn, (n, D), in place, to what the model starts with."""
+
     def item_tables(self) -> dict[str, Table]:
         """Every table with a row an item, by name."""
         tables = ((name, part) for name, part in self.named_children() if isinstance(part, Table))

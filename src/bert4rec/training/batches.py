@@ -84,7 +84,8 @@ def cloze_task(train: Spans, n_items: int, config: Config) -> Task:
         return inputs, sequences.masked_fill(~hidden, IGNORE)[:, :, None]
 
     def ask_after(sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return sequences[:, :-1], next_items(sequences, n_items)[:, :, None]
+        targets = at_most(next_items(sequences, n_items), settings.max_masked, generator)
+        return sequences[:, :-1], targets[:, :, None]
 
     return Task(lambda _: windows, ask, ask_after, settings.next_item_share)
 
@@ -100,10 +101,8 @@ def next_item_task(train: Spans, n_items: int, config: Config) -> Task:
         targets = F.pad(sequences[:, 1:], (0, settings.n_targets - 1), value=n_items)
         targets = targets.unfold(1, settings.n_targets, 1)  # (B, L, T)
         targets = targets.masked_fill(targets == n_items, IGNORE)
-        if settings.max_masked is not None:
-            is_asked = some_of(targets[:, :, 0] != IGNORE, settings.max_masked, generator)
-            targets = targets.masked_fill(~is_asked[:, :, None], IGNORE)
-        return inputs, targets
+        first = at_most(targets[:, :, 0], settings.max_masked, generator)
+        return inputs, targets.masked_fill((first == IGNORE)[:, :, None], IGNORE)
 
     return Task(lambda _: windows, ask)
 
@@ -135,7 +134,6 @@ def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
     """What comes after a random prefix: what the model is asked when it recommends."""
     settings = config.second_stage
     long_enough = train.take(np.flatnonzero(train.lengths >= 2))
-    windows = sliding_windows(long_enough, config.model.max_len, config.training.window_step)
 
     def some_prefixes(generator: np.random.Generator) -> Spans:
         return prefixes(long_enough, config.model.max_len, settings.prefix_share, generator)
@@ -150,9 +148,11 @@ def last_item_task(train: Spans, n_items: int, config: Config) -> Task:
         n_prefixes = (targets != IGNORE).sum(1)
         first = (torch.rand(len(targets), generator=generator) * n_prefixes).long()
         before = torch.arange(targets.shape[1]) < first[:, None]
-        return sequences[:, :-1], targets.masked_fill(before, IGNORE)[:, :, None]
+        targets = targets.masked_fill(before, IGNORE)
+        return sequences[:, :-1], at_most(targets, config.training.max_masked, generator)[..., None]
 
     if settings.asks == "every-item":
+        windows = sliding_windows(long_enough, config.model.max_len, config.training.window_step)
         return Task(lambda _: windows, ask, ask_after, 1.0)
     return Task(some_prefixes, ask)
 
@@ -221,6 +221,13 @@ def some_of(asked: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """At most `n` of the true places of each row, (B, L), drawn without preference."""
     keys = torch.rand(asked.shape, generator=generator).masked_fill(~asked, 2.0)
     return (keys.argsort(1).argsort(1) < n) & asked
+
+
+def at_most(targets: Tensor, n: int | None, generator: torch.Generator) -> Tensor:
+    """(B, L) targets, of which no row keeps more than `n`: the others are IGNORE."""
+    if n is None:
+        return targets
+    return targets.masked_fill(~some_of(targets != IGNORE, n, generator), IGNORE)
 
 
 def last_item(sequences: Tensor, *, pad: int) -> Tensor:

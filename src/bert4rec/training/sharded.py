@@ -307,6 +307,12 @@ class _Own(nn.Module):
         generator = torch.Generator().manual_seed(config.training.seed * 1_000_003 + rank)
         self.items = Table(dealt.n_own(n_rows), config.model.dim, sparse=True)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+        small.prepare_item_vectors(self.items.weight)
+        rows = torch.arange(rank, n_rows, dealt.ranks.n)
+        is_special = rows >= n_items  # PAD and MASK start as in the small model
+        with torch.no_grad():
+            theirs = small.get_parameter("items.weight")[small.n_items :]
+            self.items.weight[is_special] = theirs[rows[is_special] - n_items]
         self.n_items = dealt.n_own(n_items)
         has_bias = hasattr(small, "output_bias")
         self.output_bias = nn.Parameter(torch.zeros(self.n_items)) if has_bias else None
