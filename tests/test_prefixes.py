@@ -310,9 +310,9 @@ def test_the_weights_at_the_end_of_each_stage_can_be_kept(tmp_path: Path) -> Non
 
 def test_what_chooses_by_the_validation_items_refuses_to_train_on_them(tmp_path: Path) -> None:
     config = small_config("training.on_validation=true")
-    with pytest.raises(ValueError, match="training.on_validation=false"):
+    with pytest.raises(ValueError, match="on_validation=false"):
         tune(random_histories(0), config, tmp_path / "study", quiet(), data_name="toy")
-    with pytest.raises(ValueError, match="training.on_validation=false"):
+    with pytest.raises(ValueError, match="on_validation=false"):
         check_asked_the_same(Contender("mine", "Mine", config, "mine.toml"), small_config())
 
 
