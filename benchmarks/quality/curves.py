@@ -54,30 +54,23 @@ def draw_curve(axes: Axes, found: dict[str, Any], colour: str) -> None:
     minutes = [point["training_seconds"] / 60 for point in found["curve"]]
     ndcg = [point["ndcg@10"] for point in found["curve"]]
     axes.plot(minutes, ndcg, color=colour, marker="o", markersize=2.5, linewidth=1.6)
-    about, best = found["about"], found["best_ndcg@10"]
+    about, best, reached = found["about"], found["best_ndcg@10"], found["minutes_to_aim"]
     recipe = about.get("recipe")
-    name = about["tool"] + (f"\n{recipe}" if recipe else " BERT4Rec")
-    axes.annotate(
-        f"{name}\nbest " + f"{best:.3f}".lstrip("0"),
-        (minutes[-1], ndcg[-1]),
-        xytext=(7, 0),
-        textcoords="offset points",
-        color=colour,
-        va="center",
-    )
-    reached = found["minutes_to_aim"]
+    name = about["tool"] + (f", {recipe}" if recipe else "'s BERT4Rec")
+    at_the_end = f"best {best:.3f}".replace("0.", ".")
     if reached is not None:
         at = next(y for x, y in zip(minutes, ndcg, strict=True) if abs(x - reached) < 0.01)
         axes.plot(reached, at, "o", color=colour, markersize=8)
-        axes.annotate(
-            f"{reached:.1f} min",
-            (reached, at),
-            xytext=(7, -8),
-            textcoords="offset points",
-            color=colour,
-            va="top",
-            weight="bold",
-        )
+        at_the_end += f", aim after {reached:.1f} minutes"
+    axes.annotate(
+        f"{name}\n{at_the_end}",
+        (minutes[-1], ndcg[-1]),
+        xytext=(0, -12),
+        textcoords="offset points",
+        color=colour,
+        va="top",
+        weight="normal" if reached is None else "bold",
+    )
 
 
 if __name__ == "__main__":
