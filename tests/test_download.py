@@ -178,6 +178,7 @@ GOOD = {"set/table": b"1 2\n"}
         (zip_of(**GOOD)[:-30], "not a zip archive"),
         (b"<html>log in first</html>", "not a zip archive"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "archive",  # bytes hold the time of day
 )
 def test_hostile_or_broken_archives_are_refused(
     tmp_path: Path, archive: bytes, complaint: str
