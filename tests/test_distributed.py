@@ -159,7 +159,7 @@ def test_two_machines_that_differ_say_so_before_they_train(tmp_path: Path) -> No
     ("words", "complaint"),
     [
         (["--set=training.shards=5000"], "training.shards = 5000, and only 3,000 users"),
-        (["--processes=65"], "65 processes and training.batch_size = 64"),
+        (["--processes=65"], "65 processes and training.batch_size = 32"),
         (["--processes=4", "--set=training.shards=2"], "training.shards = 2 and 4 processes"),
         (["--processes=2", "--set=model.name=markov"], "markov is fitted in one pass"),
         (["--processes=0"], "--processes is 0"),

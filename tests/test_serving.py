@@ -360,11 +360,11 @@ def test_several_workers_share_histories_reloads_and_metrics(
         ]
         assert math.fsum(counted) == 20
         os.kill(server.workers()[0], signal.SIGKILL)  # another takes its place
+        save_model(directory, seed=3)
         deadline = time.monotonic() + 60
         n_versions = 2
         while n_versions > 1:  # and what it said of its models is forgotten
             time.sleep(0.1)
-            save_model(directory, seed=3)
             with contextlib.suppress(httpx.TransportError), server.client() as client:
                 client.post("/v1/admin/reload")
                 text = client.get("/metrics").text

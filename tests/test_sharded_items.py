@@ -56,7 +56,8 @@ def test_two_processes_with_half_the_rows_each_learn_what_one_with_all_of_them_d
     shutil.copytree(runs[0], runs[1])
     whole, sharded = (trained(run, name, run.name, overrides) for run in runs)
     assert len(whole["curve"]) == (6 if name == "bert4rec" else 4)
-    assert whole["curve"][3]["loss"] < whole["curve"][0]["loss"]  # of the first stage
+    before = {key: tensor.double().abs().sum().item() for key, tensor in start.items()}
+    assert whole["weights"] != pytest.approx(before, rel=1e-1)  # they have moved
     for a, b in zip(whole["curve"], sharded["curve"], strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         assert a["ndcg@10"] == pytest.approx(b["ndcg@10"], abs=0.01)

@@ -88,7 +88,8 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]
 def stopped(out: Path, again: list[str] | None = None) -> typer.Exit:
     """Tell how to go on (the same command if not given), and what to end the program with."""
     words = again or ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
-    errors.print(f"Stopped; everything so far is saved in {out}. To go on:", markup=False)
+    said = f"Stopped; everything so far is saved in {out}. To go on:"
+    errors.print(said, markup=False, soft_wrap=True)
     errors.print("  " + shlex.join(words), markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(EXIT_INTERRUPTED)
 

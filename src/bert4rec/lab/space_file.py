@@ -82,5 +82,5 @@ def _check(name: str, value: Any, where: str, start: Config) -> None:
     values = start.model_dump()
     values.setdefault(section, {})[key] = value
     if name in ("model.dim", "model.heads"):  # whether one divides the other is asked of all pairs
-        values["model"]["heads" if key == "dim" else "dim"] = value if key == "heads" else 1
+        values["model"]["heads" if key == "dim" else "dim"] = 4 * value if key == "heads" else 1
     parse_config(values, where)
