@@ -176,6 +176,11 @@ def _train_together(asked: _Asked, table: TableOptions, data: str) -> None:
             raise typer.Exit(1) from None  # another process has just said it
         remember_failure(asked.out, error)
         raise
+    # All is saved. Threads of torch's connections that still run while Python ends can abort the
+    # process, and torchrun would start a finished training again.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _opened_by_first(table: TableOptions, data: str, settings: Config, ranks: Ranks) -> Sequences:
