@@ -253,14 +253,15 @@ def test_where_the_weights_start(init: str, check: Callable[[list[bool]], bool])
 
 
 def test_attention_can_start_with_near_items() -> None:
-    """What `[MASK]` gives to a place falls with its distance, in every head, before training."""
+    """Before training `[MASK]` sees the item before it most, far ones less, itself hardly."""
     near = small_config("model.init=near", "model.dim=64", "model.max_len=40")
     model = BERT4Rec(300, near.model)
     weights = model.attention(torch.randperm(300)[:30])  # (layers, heads, 31, 31)
-    by_distance = weights[0, :, -1].flip(-1)[:, 1:]
-    near_ones, middle, far = by_distance.split(10, -1)
-    assert (near_ones.mean(-1) > 1.5 * middle.mean(-1)).all()
-    assert (middle.mean(-1) > 1.1 * far.mean(-1)).all()
+    own, by_distance = weights[0, :, -1].flip(-1).split([1, 30], -1)
+    assert (own < 0.02).all()
+    assert (by_distance.argmax(-1) == 0).all()
+    near_ones, far = by_distance.split([10, 20], -1)
+    assert (near_ones.mean(-1) > 2 * far.mean(-1)).all()
     even = BERT4Rec(300, near.model.model_copy(update={"init": "identity"}))
     spread = even.attention(torch.randperm(300)[:30])[0, :, -1].std(-1)
     assert (spread < 0.01).all()

@@ -15,7 +15,9 @@ from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.pipeline import train_recommender
+from bert4rec.recommender import Recommender
 from bert4rec.training import loop, progress
+from bert4rec.training import settled as settled_by
 from bert4rec.training.loop import Stage, unreachable_note, validation_sample
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.replica import copy_of
@@ -180,3 +182,18 @@ def test_too_little_data_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing is left to validate on"):
         train_recommender(sequences, small_config(), tmp_path / "model", console=quiet())
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(("large", "loss"), [(9, "cross-entropy"), (8, "sampled-softmax")])
+def test_auto_is_settled_by_the_number_of_items(
+    large: int, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model keeps what it was trained with, so that a resume and a reader see the same."""
+    monkeypatch.setattr(settled_by, "LARGE", large)
+    config = small_config("training.loss=auto", "training.n_negatives=7", "training.epochs=1")
+    outcome = train_recommender(
+        cycle(n_items=8), config, tmp_path, console=quiet(), baselines=False
+    )
+    saved = Recommender.load(tmp_path).config
+    assert saved == outcome.recommender.config
+    assert (saved.training.loss, saved.training.n_negatives) == (loss, 7)

@@ -1,4 +1,4 @@
-"""The default recipe on the data sets at hand, beside SASRec+ of the same width.
+"""The default recipe on the data sets at hand, beside SASRec+ of the same width and epochs.
 
     python benchmarks/quality/defaults.py ../shared/data     # some forty minutes on two cores
 
@@ -24,9 +24,18 @@ DATA = {
 }
 RECIPES = {
     "default": [],
-    "sasrec+": ["model.dim=64", "model.max_len=100", "training.epochs=40", "training.patience=10"],
+    "sasrec+": [
+        "model.dim=64",
+        "model.max_len=100",
+        "training.batch_size=32",
+        "training.learning_rate=2e-3",
+        "training.epochs=32",
+        "training.patience=5",
+        "training.loss=auto",
+        "training.negatives=popularity",
+        "training.n_negatives=2048",
+    ],
 }
-LARGE = ["training.loss=sampled-softmax", "training.negatives=popularity"]  # of 54,542 items
 
 
 def main() -> None:
@@ -38,8 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     wanted = [(data, recipe) for data in arguments.data for recipe in arguments.recipes]
     for data, recipe in wanted:
-        path, name = arguments.folder / DATA[data], name_of(data, recipe)
-        changes = RECIPES[recipe] + (LARGE if "54,542" in data else [])
+        path, name, changes = arguments.folder / DATA[data], name_of(data, recipe), RECIPES[recipe]
         if not path.is_file() or is_done(name, recipe, changes, arguments.trials):
             continue
         command = [sys.executable, str(HERE / "trial.py"), str(path), name]

@@ -23,6 +23,7 @@ from bert4rec.models import LEARNED
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Interrupted, train
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.settled import settled
 
 # Every validation asks all users, as RecTools' does; checkpoints are saved after validations only,
 # where no clock runs.
@@ -69,6 +70,7 @@ def main() -> None:
     changes = [*arguments.overrides, f"training.seed={arguments.seed}"]
     config = load_config(arguments.recipe, None, [*changes, *SAME_FOR_BOTH])
     sequences = open_data(arguments.data)
+    config = settled(config, sequences.n_items)
     split = dataclasses.replace(SPLITS[config.data.split](sequences), test=None)  # type: ignore[arg-type]
     torch.manual_seed(config.training.seed)
     model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)

@@ -24,6 +24,7 @@ from bert4rec.pipeline import evaluate_questions
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.settled import settled
 
 
 def main() -> None:
@@ -35,12 +36,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/trials.jsonl"))
     parser.add_argument("--continue", action="store_true", dest="resume")
     arguments = parser.parse_args()
-    config = load_config(arguments.recipe, None, arguments.overrides)
-    if config.training.on_validation:
+    asked = load_config(arguments.recipe, None, arguments.overrides)
+    if asked.training.on_validation:
         parser.error(
             "a trial is judged by the validation items: --set training.on_validation=false"
         )
     sequences = open_data(arguments.data)
+    config = settled(asked, sequences.n_items)
     split = dataclasses.replace(SPLITS[config.data.split](sequences), test=None)  # type: ignore[arg-type]
     torch.manual_seed(config.training.seed)
     model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
@@ -68,7 +70,7 @@ def main() -> None:
         "data": Path(arguments.data).name,
         "recipe": arguments.recipe,
         "changes": arguments.overrides,
-        "config": config.model_dump(mode="json"),
+        "config": asked.model_dump(mode="json"),
         "validation": figures,
         "n_validation_users": len(split.validation),
         "seconds": round(progress.seconds, 1),

@@ -119,7 +119,7 @@ class ModelConfig(Settings):
             raise ValueError("init = near needs positions = true: it is what they start with")
         if self.dim < 4 * self.heads:
             raise ValueError(
-                f"init = near needs heads of 4 numbers or more, of which positions take 2: "
+                f"init = near needs heads of 4 numbers or more, of which items have 1: "
                 f"dim = {self.dim} is less than 4 times heads = {self.heads}"
             )
         return self
@@ -152,6 +152,7 @@ class TrainingConfig(Settings):
         5.0, description="longest gradient; longer ones are scaled down to it"
     )
     loss: Literal[
+        "auto",
         "cross-entropy",
         "sampled-softmax",
         "in-batch",
@@ -161,7 +162,11 @@ class TrainingConfig(Settings):
         "top1",
         "top1-max",
         "bpr-max",
-    ] = Field("cross-entropy", description="what is minimised; all but the first draw negatives")
+    ] = Field(
+        "cross-entropy",
+        description="what is minimised: cross-entropy over all items; all others draw negatives. "
+        "auto is cross-entropy, and from 20,000 items on sampled-softmax",
+    )
     loss_memory_mb: Positive = Field(
         64, description="most memory a worker takes for logits of cross-entropy, in MiB"
     )

@@ -42,6 +42,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.settled import settled
 from bert4rec.training.sharded import check_can_shard
 from bert4rec.training.shards import check_shards, deal
 
@@ -74,7 +75,7 @@ def train_recommender(
     Of several `ranks` the first calls this, and the others `train_beside`.
     """
     assert ranks.is_first
-    out = Path(out)
+    out, config = Path(out), settled(config, sequences.n_items)
     split = check_training(sequences, config, ranks.n)
     if _is_again(out, config, overwrite):
         resume = True
@@ -107,12 +108,14 @@ def train_recommender(
 def train_beside(sequences: Sequences, config: Config, out: str | Path, ranks: Ranks) -> None:
     """What every process but the first does of a training."""
     assert not ranks.is_first
+    config = settled(config, sequences.n_items)
     split = check_training(sequences, config, ranks.n)
     _fit(split, sequences, config, Path(out), False, False, None, ranks)
 
 
 def check_training(sequences: Sequences, config: Config, n_processes: int = 1) -> Split:
     """The split, when all can be had that the settings ask for; before any work is done."""
+    config = settled(config, sequences.n_items)
     if config.model.name not in MODELS:
         raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
     split = SPLITS[config.data.split](sequences)

@@ -45,6 +45,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import train, validation_sample
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.rehearsal import epochs_within
+from bert4rec.training.settled import settled
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -192,6 +193,7 @@ def run_trial(
             n_workers=config.training.workers,
         )
         return Trained(config, float(METRICS["NDCG"](ranks, 10).mean()))
+    config = settled(config, split.n_items)
     check_memory(config, split.n_items, int(split.train.lengths.max()), available_memory())
     budgeted = epochs_within(split, config, minutes)
     # A recipe has the epochs, and not the clock of the machine that they were chosen on.

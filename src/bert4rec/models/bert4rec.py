@@ -4,10 +4,9 @@ Where its weights start is a setting of ours (`init`, `head_gain`). At the paper
 such as 64, so little of the items comes through attention and head that training stands still at
 popularity for a long time. With `init = "identity"` values, their mixture and the head start as the
 identity, `[MASK]` and positions as nothing: what is put out for a `[MASK]` begins as a mean of the
-item vectors that it is compared with. With `init = "near"` near items weigh more in that mean:
-positions start as waves in a quarter of each head, which the items leave free, and queries and
-keys as the identity there. `head_gain` starts with a sharper softmax. The network is the paper's in
-all of these; with `sees = "before"`, where an item sees those before it only, it is not.
+item vectors that it is compared with. With `init = "near"` near items weigh more in that mean, see
+near_start.py. `head_gain` starts with a sharper softmax. The network is the paper's in all of
+these; with `sees = "before"`, where an item sees those before it only, it is not.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """
@@ -22,25 +21,12 @@ from bert4rec.config import ModelConfig
 from bert4rec.models.histories import last_items
 from bert4rec.models.layers import Asked, Block, ByteDropout
 from bert4rec.models.learned import Learned, initialise
+from bert4rec.models.near_start import NearStart
 from bert4rec.models.onednn import without_onednn
 from bert4rec.models.output import InBlocks, products
 from bert4rec.models.table import Table
 
 WHERE_GELU_IS_STRAIGHT = 3.0  # GELU(x + 3) is x + 3 to within .05 for all x > -1
-
-
-def n_of_places(width: int) -> int:
-    """How many of a head's `width` numbers start as its positions: about a quarter, in pairs."""
-    return max(2, width // 8 * 2)
-
-
-def waves(n: int, n_numbers: int) -> Tensor:
-    """(n, n_numbers) sines and cosines as in Vaswani et al. (2017), as large as item vectors start.
-
-    The product of two places falls with their distance. The slowest wave turns by 1 in `n` places.
-    """
-    turns = torch.arange(n)[:, None] * n ** torch.linspace(-1, 0, n_numbers // 2)
-    return 0.02 * 2**0.5 * torch.cat([turns.sin(), turns.cos()], 1)
 
 
 class BERT4Rec(Learned):
@@ -52,8 +38,9 @@ class BERT4Rec(Learned):
         super().__init__(n_items, config)
         self.n_read: int | None = config.max_len - 1  # and [MASK] after them
         self.mask = n_items + 1
-        self._by_head = (config.heads, config.dim // config.heads)
-        self._n_of_places = n_of_places(self._by_head[1]) if config.init == "near" else 0
+        width = config.dim // config.heads
+        is_near = config.init == "near"
+        self._near = NearStart(config.heads, width, config.max_len) if is_near else None
         self.sees_before_only = config.sees == "before"
         self.items = Table(n_items + 2, config.dim)  # E, and a row each for PAD and MASK
         self.positions = nn.Embedding(config.max_len, config.dim) if config.positions else None
@@ -79,8 +66,8 @@ class BERT4Rec(Learned):
             nn.init.constant_(self.head_norm.weight, config.head_gain)
         if config.init != "paper":
             self._start_from_the_items()
-        if config.init == "near":
-            self._start_with_near_ones()
+        if self._near is not None:
+            self._start_with_near_ones(self._near)
 
     def _start_from_the_items(self) -> None:
         for block in self.blocks:
@@ -97,27 +84,21 @@ class BERT4Rec(Learned):
         if self.positions is not None:
             nn.init.zeros_(self.positions.weight)
 
-    def _start_with_near_ones(self) -> None:
+    def _start_with_near_ones(self, near: NearStart) -> None:
         assert self.positions is not None
-        by_head, n = self._by_head, self._n_of_places
-        of_items = torch.ones(by_head)
-        of_items[:, :n] = 0
-        passes_items_on = of_items.flatten().diag()
         self.prepare_item_vectors(self.items.weight)
         with torch.no_grad():
-            self.positions.weight.view(-1, *by_head)[..., :n] = waves(self.max_len, n)[:, None]
+            self.items.weight[self.mask] = near.mask_vector()
+            self.positions.weight.copy_(near.positions())
             for block in self.blocks:
                 assert isinstance(block, Block)
-                query, key, value = block.attention.query_key_value.weight.chunk(3)
-                query.diagonal().view(by_head)[:, :n] += 1
-                key.diagonal().view(by_head)[:, :n] += 1
-                value.copy_(passes_items_on)
-            self.head.weight.copy_(passes_items_on)
+                near.set_attention(block.attention)
+            self.head.weight.copy_(near.items_only())
 
     def prepare_item_vectors(self, vectors: Tensor) -> None:
-        """Leave the first numbers of each head to the positions, where these start as waves."""
-        with torch.no_grad():
-            vectors.view(-1, *self._by_head)[..., : self._n_of_places] = 0
+        if self._near is not None:
+            with torch.no_grad():
+                self._near.leave_free(vectors)
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens with padding at the end → (B, L, D) hidden states of the last block."""

@@ -41,6 +41,7 @@ from bert4rec.training.hardware import Hardware
 from bert4rec.training.losses import make_loss
 from bert4rec.training.progress import TrainingDisplay
 from bert4rec.training.replica import Replica, Stepped, ToldByAll, Trainee
+from bert4rec.training.settled import settled
 from bert4rec.training.sharded import ShardedItems, room_for
 from bert4rec.training.shards import WHOLE, Shards, share_of_batch
 
@@ -119,6 +120,7 @@ def train(
     Of several `ranks` each calls it at the same time, with its own `shards` of the users.
     """
     keep_freed_memory()
+    config = settled(config, split.n_items)
     if config.training.on_validation:
         split = split.training_on_validation()
     n_workers = config.training.workers if hardware.device.type == "cpu" else 1

@@ -46,7 +46,7 @@ from bert4rec.models.table import rows_of
 from bert4rec.training import formulas
 from bert4rec.training.formulas import Formula
 from bert4rec.training.full_softmax import add_cross_entropy
-from bert4rec.training.negatives import Negatives, by_popularity, random_groups
+from bert4rec.training.negatives import Negatives, as_they_occur, by_popularity, random_groups
 
 SHARED_FROM = 64
 SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that whole gradients are quicker
@@ -259,10 +259,11 @@ def _scores_in_groups(output: Output, h: Tensor, items: Tensor) -> Tensor:
 
 def make_loss(config: TrainingConfig, train_counts: NDArray[np.int64]) -> Loss:
     """The loss that the settings name, for a catalogue with these training counts."""
+    assert config.loss != "auto", "settle it first"
     if config.loss == "cross-entropy":
         return CrossEntropy(config.loss_memory_mb * 2**20)
     if config.loss == "in-batch":
-        return InBatch(by_popularity(train_counts))
+        return InBatch(as_they_occur(train_counts))
     k = config.n_negatives
     known: dict[str, Formula] = {
         "sampled-softmax": formulas.softmax,
@@ -275,7 +276,7 @@ def make_loss(config: TrainingConfig, train_counts: NDArray[np.int64]) -> Loss:
     }
     formula, log_q = known[config.loss], config.loss == "sampled-softmax"
     if config.negatives == "in-batch":
-        return AmongTargets(formula, by_popularity(train_counts), k, log_q=log_q)
+        return AmongTargets(formula, as_they_occur(train_counts), k, log_q=log_q)
     power = config.negatives_power if config.negatives == "popularity" else 0.0
     return Sampled(formula, by_popularity(train_counts, power), k, log_q=log_q)
 

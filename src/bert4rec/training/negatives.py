@@ -17,7 +17,7 @@ from torch import Tensor
 class Negatives:
     """Items drawn with replacement, in proportion to `weights` (V,)."""
 
-    def __init__(self, weights: NDArray[np.floating[Any]]) -> None:
+    def __init__(self, weights: NDArray[np.number[Any]]) -> None:
         shares = weights / weights.sum()
         self.log_shares: Tensor = torch.from_numpy(
             np.log(np.maximum(shares, 1e-30)).astype(np.float32)
@@ -36,8 +36,17 @@ class Negatives:
 
 
 def by_popularity(counts: NDArray[np.int64], power: float = 1.0) -> Negatives:
-    """In proportion to popularity ** power; items that were never trained on, hardly ever."""
-    return Negatives((counts + 1e-3) ** power)
+    """To be drawn, in proportion to (popularity + 1) ** power.
+
+    The one is for items that were never trained on. If they were never drawn either, nothing would
+    tell the model that they are unlikely, and they would stand among the best.
+    """
+    return Negatives((counts + 1.0) ** power)
+
+
+def as_they_occur(counts: NDArray[np.int64]) -> Negatives:
+    """Not to be drawn: targets of a batch, which come in proportion to popularity."""
+    return Negatives(counts)
 
 
 def random_groups(n_asked: int, n_negatives: int, generator: torch.Generator) -> Tensor:

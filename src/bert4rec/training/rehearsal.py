@@ -32,6 +32,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Interrupted, stages_of, train, validation_sample
 from bert4rec.training.plan import available_memory, check_memory
 from bert4rec.training.progress import TrainingDisplay
+from bert4rec.training.settled import settled
 
 HARD_STOP = 1.3  # times the budget
 MARGIN = 1.05  # the estimate is taken to be this much too low
@@ -110,6 +111,7 @@ def fit_into(config: Config, pace: Pace, minutes: float) -> Rehearsed:
 
 def measure_pace(split: Split, config: Config, minutes: float) -> Pace:
     """Train a throw-away copy for a few seconds, by the same loop as the real one."""
+    config = settled(config, split.n_items)
     check_memory(config, split.n_items, int(split.train.lengths.max()), available_memory())
     limit = min(LONGEST, REHEARSAL_SHARE * 60 * minutes)
     endless = _endless(config)
