@@ -53,6 +53,7 @@ def test_a_short_name_is_enough_where_it_is_clear() -> None:
         (["model.heads=3"], ["heads = 3", "dim = 64"]),
         (["epochs"], ["section.key=value"]),
         (["training.learning_rate=NaN"], ["training.learning_rate", "finite"]),
+        (["n_negatives=9"], ["training.n_negatives", "auto", "training.loss=sampled-softmax"]),
     ],
 )
 def test_mistakes_name_the_setting_and_the_remedy(overrides: list[str], words: list[str]) -> None:

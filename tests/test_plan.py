@@ -21,9 +21,11 @@ from bert4rec.training.batches import cloze_task, make_batch
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
+from bert4rec.training.settled import settled
 torch.set_num_threads(2)
-config = load_config(overrides=sys.argv[2:])
-n_items, n_rows, length = int(sys.argv[1]), config.training.batch_size, config.model.max_len
+n_items = int(sys.argv[1])
+config = settled(load_config(overrides=sys.argv[2:]), n_items)
+n_rows, length = config.training.batch_size, config.model.max_len
 model = BERT4Rec(n_items, config.model).train()
 best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 tokens = np.random.default_rng(0).integers(0, n_items, n_rows * length, dtype=np.int32)
@@ -56,7 +58,7 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
                 *("sees=both-sides", "next_item_share=0", "second_stage.asks=end"),
             ],
         ),
-        (200_000, ["max_len=20", "batch_size=16"]),
+        (200_000, ["max_len=20", "batch_size=16", "loss=cross-entropy"]),
         (200_000, ["max_len=50", "batch_size=64", "loss=sampled-softmax", "n_negatives=500"]),
     ],
 )
@@ -70,7 +72,7 @@ def test_the_plan_is_near_what_a_step_really_takes(n_items: int, overrides: list
 
 
 def test_a_plan_that_does_not_fit_names_settings_that_do() -> None:
-    config = load_config(overrides=["max_len=200", "dim=256", "workers=4"])
+    config = load_config(overrides=["max_len=200", "dim=256", "workers=4", "loss=cross-entropy"])
     with pytest.raises(ValueError, match="--set") as error:
         check_memory(config, 1_000_000, 1000, 8 * 2**30)
     ideas = re.findall(r"--set ([a-z_.]+=[0-9]+)", str(error.value))

@@ -190,10 +190,11 @@ def test_auto_is_settled_by_the_number_of_items(
 ) -> None:
     """The model keeps what it was trained with, so that a resume and a reader see the same."""
     monkeypatch.setattr(settled_by, "LARGE", large)
-    config = small_config("training.loss=auto", "training.n_negatives=7", "training.epochs=1")
+    config = small_config("training.loss=auto", "training.epochs=1")
     outcome = train_recommender(
         cycle(n_items=8), config, tmp_path, console=quiet(), baselines=False
     )
     saved = Recommender.load(tmp_path).config
     assert saved == outcome.recommender.config
-    assert (saved.training.loss, saved.training.n_negatives) == (loss, 7)
+    assert saved.training.loss == loss
+    assert (saved.model.head_gain == 4) == (saved.training.negatives == "popularity")

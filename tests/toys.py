@@ -14,6 +14,7 @@ PAPERS = (  # the paper's network and the two stages, at a rate for small data
     "model.sees=both-sides",
     "model.init=paper",
     "training.next_item_share=0",
+    "training.loss=cross-entropy",
     "training.learning_rate=1e-3",
     "training.epochs=200",
     "training.patience=15",

@@ -1,8 +1,9 @@
 """Short trainings that each leave one thing out, judged on the validation items.
 
-    python benchmarks/quality/ablations.py ml-1m.txt.gz     # some ten minutes on two cores
+    python benchmarks/quality/ablations.py ml-1m ml-1m.txt.gz      # some half an hour on one core
+    python benchmarks/quality/ablations.py beauty beauty.txt.gz    # some ten minutes a row
 
-runs `trial.py` for every row of the table in docs/quality.md and writes ablations-ml-1m.json; rows
+runs `trial.py` for every row of a table in docs/quality.md and writes ablations-NAME.json; rows
 that `--trials` already has with the same settings are not run again.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from bert4rec.config import load_config
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE.parents[1] / "docs" / "results" / "quality" / "ablations-ml-1m.json"
+OUT = HERE.parents[1] / "docs" / "results" / "quality"
 SMALL = [  # of best-ml-1m
     "model.dim=64",
     "model.heads=2",
@@ -40,7 +41,8 @@ SASREC = [
     "training.epochs=9",
     "training.validate_every=9",
 ]
-ROWS: dict[str, tuple[str, str, list[str]]] = {  # name: title, recipe, settings
+Rows = dict[str, tuple[str, str, list[str]]]  # name: title, recipe, settings
+ML_1M: Rows = {
     "as-it-is": ("BERT4Rec trained on prefixes", "best-ml-1m", SMALL),
     "init-identity": (
         "… attention that starts with all items alike",
@@ -90,6 +92,38 @@ ROWS: dict[str, tuple[str, str, list[str]]] = {  # name: title, recipe, settings
         [*SASREC, "training.batch_size=32", "training.learning_rate=2e-3"],
     ),
 }
+HELD = ["training.on_validation=false", "training.workers=1"]  # of best-beauty
+SASREC_BEAUTY = [
+    "model.dim=64",
+    "model.max_len=50",
+    "model.dropout=0.3",
+    "training.workers=1",
+    "training.batch_size=128",
+    "training.learning_rate=2e-3",
+    "training.epochs=12",
+    "training.loss=sampled-softmax",
+    "training.negatives=popularity",
+    "training.n_negatives=2048",
+    "training.validation_users=10000",
+    "training.patience=none",
+]
+BEAUTY: Rows = {
+    "beauty": ("BERT4Rec trained on prefixes", "best-beauty", HELD),
+    "beauty-identity": (
+        "… attention that starts with all items alike",
+        "best-beauty",
+        [*HELD, "model.init=identity"],
+    ),
+    "beauty-dropout-2": ("… dropout .2", "best-beauty", [*HELD, "model.dropout=0.2"]),
+    "beauty-gain-1": ("… a softmax that starts even", "best-beauty", [*HELD, "model.head_gain=1"]),
+    "beauty-uniform": (
+        "… negatives drawn evenly",
+        "best-beauty",
+        [*HELD, "training.negatives=uniform"],
+    ),
+    "beauty-sasrec": ("SASRec+, the same loss and epochs", "sasrec+", SASREC_BEAUTY),
+}
+ROWS = {"ml-1m": ML_1M, "beauty": BEAUTY}
 
 
 def finished(path: Path) -> dict[str, dict]:
@@ -110,12 +144,16 @@ def kept(trial: dict) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", help="ML-1M, as for `bert4rec train`")
+    parser.add_argument("table", choices=ROWS)
+    parser.add_argument("data", help="that data set, as for `bert4rec train`")
     parser.add_argument("--trials", type=Path, default=Path("runs/trials.jsonl"))
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="of the table; else all")
     arguments = parser.parse_args()
-    for name in arguments.only:
-        _, recipe, changes = ROWS[name]
+    rows = ROWS[arguments.table]
+    if unknown := set(arguments.only or ()) - set(rows):
+        parser.error(f"{', '.join(unknown)}: the rows are {', '.join(rows)}")
+    for name in arguments.only or rows:
+        _, recipe, changes = rows[name]
         if is_done(name, recipe, changes, arguments.trials):
             continue
         command = [sys.executable, str(HERE / "trial.py"), arguments.data, name]
@@ -125,11 +163,11 @@ def main() -> None:
     found = finished(arguments.trials)
     table = [
         kept(found[name]) | {"title": title}
-        for name, (title, recipe, changes) in ROWS.items()
+        for name, (title, recipe, changes) in rows.items()
         if is_done(name, recipe, changes, arguments.trials)
     ]
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(table, indent=1) + "\n")
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"ablations-{arguments.table}.json").write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

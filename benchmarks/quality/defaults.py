@@ -32,8 +32,6 @@ RECIPES = {
         "training.epochs=32",
         "training.patience=5",
         "training.loss=auto",
-        "training.negatives=popularity",
-        "training.n_negatives=2048",
     ],
 }
 

@@ -223,6 +223,7 @@ TABLES = {
     "stages-ml-1m": lambda: stages_table("ml-1m"),
     "stages-beauty": lambda: stages_table("beauty"),
     "ablations-ml-1m": lambda: ablations_table("ml-1m"),
+    "ablations-beauty": lambda: ablations_table("beauty"),
     "defaults": defaults_table,
     "time": time_table,
 }

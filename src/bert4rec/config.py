@@ -81,8 +81,8 @@ class ModelConfig(Settings):
     init: Literal["near", "identity", "paper"] = Field(
         "paper",
         description="bert4rec: where weights start. identity: attention's values, their mixture "
-        "and the head so, [MASK] and positions at zero; near: the same, and attention with near "
-        "items; paper: all at random (normal, 0.02)",
+        "and the head so, [MASK] and positions at zero; near: values so, and attention begins with "
+        "near items; paper: all at random (normal, 0.02)",
     )
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",
@@ -165,7 +165,8 @@ class TrainingConfig(Settings):
     ] = Field(
         "cross-entropy",
         description="what is minimised: cross-entropy over all items; all others draw negatives. "
-        "auto is cross-entropy, and from 20,000 items on sampled-softmax",
+        "auto is cross-entropy, and from 20,000 items on sampled-softmax with 2,048 popularity "
+        "negatives and, for bert4rec, a head_gain of 4 where it is 1",
     )
     loss_memory_mb: Positive = Field(
         64, description="most memory a worker takes for logits of cross-entropy, in MiB"
@@ -293,6 +294,7 @@ class EvaluationConfig(Settings):
 
 
 CLOZE_ONLY = {"mask_ratio", "replacement", "last_item_share"}  # of `training`
+CHOSEN_BY_AUTO = {"n_negatives", "negatives", "negatives_power"}
 
 
 class Config(Settings):
@@ -373,10 +375,16 @@ def load_config(
 
 
 def _check_that_it_matters(config: Config, asked: dict[str, Any]) -> None:
-    """A setting of the Cloze task, given by hand to a training without it, is a mistake."""
+    """A setting that does nothing, given by hand, is a mistake."""
+    by_hand = asked.get("training", {}).keys()
+    if config.training.loss == "auto" and (idle := sorted(CHOSEN_BY_AUTO & by_hand)):
+        raise ValueError(
+            f"--set training.{idle[0]}: has no effect, as training.loss = auto chooses the "
+            "negatives. Name the loss, as --set training.loss=sampled-softmax"
+        )
     if config.model.name != "bert4rec" or config.training.next_item_share != 1:
         return
-    if idle := sorted(CLOZE_ONLY & asked.get("training", {}).keys()):
+    if idle := sorted(CLOZE_ONLY & by_hand):
         raise ValueError(
             f"--set training.{idle[0]}: has no effect, as training.next_item_share = 1 leaves the "
             "Cloze task out. Choose a recipe with it, as --recipe bert4rec-2-stage"

@@ -82,11 +82,9 @@ def plan(
     from bert4rec.costs.machines import Machine
     from bert4rec.costs.model import measured_costs
     from bert4rec.costs.workload import workload_of
-    from bert4rec.training.settled import settled
 
     workload = workload_of(users=users, items=items, length=length, interactions=interactions)
-    asked = settled(load_config(recipe, config, overrides or ()), items)
-    settings = _settings(asked, epochs, dim, layers, max_len)
+    settings = _settings(load_config(recipe, config, overrides or ()), epochs, dim, layers, max_len)
     costs = measured_costs()
     advice = advise(
         costs,

@@ -63,11 +63,13 @@ def tune(
     start = load_config(recipe, config, overrides or ())
     minutes = parse_budget(budget)
     timeout_minutes = None if timeout is None else parse_budget(timeout, "--timeout")
-    from bert4rec.lab.search_space import full_names, space_for
-
-    searched = space_for(start, full_names(overrides or ()), space)
     sequences = table.open(data, start.data)
     from bert4rec.lab import tune as lab_tune
+    from bert4rec.lab.search_space import full_names, space_for
+    from bert4rec.training.settled import settled
+
+    start = settled(start, sequences.n_items)
+    searched = space_for(start, full_names(overrides or ()), space)
 
     try:
         tuned = lab_tune.tune(

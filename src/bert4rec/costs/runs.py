@@ -69,7 +69,7 @@ def best_run(
 ) -> Run | None:
     """The full softmax where it is affordable and fits, a sampled one where not."""
     found = {}
-    for name in ("cross-entropy", "sampled-softmax") if loss is None else (loss,):
+    for name in ("cross-entropy", "sampled-softmax") if loss in (None, "auto") else (loss,):
         fitting = _with_loss(costs, workload, config, layout, name)
         may_shard = name != "cross-entropy" and layout.world > 1
         kinds = [

@@ -61,7 +61,7 @@ def run_one(run: Run) -> None:
         "scoring_users_per_second": round(scoring_speed(recommender, histories), 1),
         "peak_memory_mb": peak_memory_mb(),
         "title": plan["title"],
-        "settings": settings_of(config),
+        "settings": settings_of(recommender.config),
     }
     write_file(run.folder / "cost.json", json.dumps(cost, indent=2) + "\n")
 

@@ -91,7 +91,7 @@ def has_second_stage(config: Config) -> bool:
 
 
 def draws_negatives(config: Config) -> bool:
-    return is_learned(config) and config.training.loss not in ("auto", "cross-entropy", "in-batch")
+    return is_learned(config) and config.training.loss not in ("cross-entropy", "in-batch")
 
 
 FEW = 64  # fewer negatives are drawn for each position, and more are shared and so cost less

@@ -93,6 +93,7 @@ def tune(
         )
     if n_trials < 1:
         raise ValueError(f"--trials is {n_trials}: use one or more")
+    start = settled(start, sequences.n_items)
     space = space_for(start) if space is None else space
     split = _without_test(SPLITS[start.data.split](sequences))
     terms = terms_of(sequences.fingerprint, start, space, minutes)
@@ -193,7 +194,6 @@ def run_trial(
             n_workers=config.training.workers,
         )
         return Trained(config, float(METRICS["NDCG"](ranks, 10).mean()))
-    config = settled(config, split.n_items)
     check_memory(config, split.n_items, int(split.train.lengths.max()), available_memory())
     budgeted = epochs_within(split, config, minutes)
     # A recipe has the epochs, and not the clock of the machine that they were chosen on.

@@ -77,7 +77,7 @@ class NearStart:
 
     def _speeds(self) -> Tensor:
         """(N/2,) by how much each wave turns from place to place: from 1 / max_len to 1."""
-        return self.max_len ** torch.linspace(-1, 0, self.n_of_places // 2)
+        return self.max_len ** torch.linspace(0, -1, self.n_of_places // 2).flip(0)
 
     def _one_on(self) -> Tensor:
         """(N, N) that makes the waves of the next place out of a place's."""

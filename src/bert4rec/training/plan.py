@@ -13,6 +13,7 @@ from bert4rec.models import LEARNED
 from bert4rec.parallel import default_workers
 from bert4rec.ranking import SCORES_BYTES
 from bert4rec.training.losses import AT_ONCE, leaves_most_alone
+from bert4rec.training.settled import settled
 
 FLOAT = 4
 GIB = 2**30
@@ -47,6 +48,7 @@ def plan_memory(
 
     What is kept between the passes is that of the Transformer; other models keep less.
     """
+    config = settled(config, n_items)
     model, training = config.model, config.training
     length = min(model.max_len, longest)
     n_workers = training.workers or default_workers()
