@@ -35,7 +35,9 @@ def main() -> None:
                 place.axvline(start, color="#b8bcc6", linestyle=":", linewidth=1)
                 place.text(start, 0, " second stage", color="#8590a6", va="bottom", fontsize=9)
         place.set_title(title, loc="left", weight="bold")
-        place.set_xlabel("minutes on 2 cores, validations included")
+        n_cores = next(iter(runs_of(data).values()))[0]["training"]["threads"]
+        cores = f"{n_cores} core{'s' * (n_cores > 1)}"
+        place.set_xlabel(f"minutes on {cores}, validations included")
         place.set_ylim(0)
         place.grid(axis="y", alpha=0.3)
         place.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
