@@ -26,6 +26,7 @@ from bert4rec.lab.search_space import Choices, Range, Space, full_names, setting
 from bert4rec.lab.study import finished, open_study, terms_of
 from bert4rec.lab.tune import Curve, tune
 from bert4rec.lab.tuned import Tuned, config_of, recipe_toml
+from bert4rec.training.settled import settled
 
 MINUTES = 0.2
 BRIEF = ("epochs=3", "second_stage.epochs=1", "validate_every=1", "warmup_steps=0", "workers=1")
@@ -447,7 +448,8 @@ def test_the_space_fits_the_model_and_holds_the_recipe() -> None:
     assert not {"training.mask_ratio", "training.last_item_share"} & space_for(one_mask).keys()
     sasrec = load_config("default", None, ["model.name=sasrec"])
     assert not cloze & space_for(sasrec).keys()
-    assert "training.n_negatives" not in space_for(sasrec)
+    assert "training.n_negatives" not in space_for(settled(sasrec, n_items=100))
+    assert "training.n_negatives" in space_for(settled(sasrec, n_items=50_000))
     gbce = load_config("default", None, ["model.name=sasrec", "loss=gbce", "n_negatives=256"])
     assert {"training.n_negatives", "training.gbce_calibration"} <= space_for(gbce).keys()
     knn = load_config("default", None, ["model.name=item-knn"])
