@@ -39,7 +39,7 @@ def by_popularity(counts: NDArray[np.int64], power: float = 1.0) -> Negatives:
     """To be drawn, in proportion to (popularity + 1) ** power.
 
     The one is for items that were never trained on. If they were never drawn either, nothing would
-    tell the model that they are unlikely, and they would stand among the best.
+    tell the model that they are unlikely.
     """
     return Negatives((counts + 1.0) ** power)
 
