@@ -282,7 +282,7 @@ def test_dealt_out_item_vectors_start_as_those_of_one_process() -> None:
     small = BERT4Rec(20, config.model)
     table = torch.full((53, 16), torch.nan)  # 51 items, PAD and MASK
     for rank in range(2):
-        own = _Own(small, DealtRows(Ranks(2, rank)), 53, 51, config).items
+        own = _Own(small, DealtRows(Ranks(2, rank)), torch.zeros(51), 2, config).items
         table[rank::2] = own.weight.detach()
     is_free = (small.items.weight[:20] == 0).all(0)
     assert is_free.any()

@@ -74,7 +74,7 @@ def test_rows_are_found_again_by_another_number_of_processes() -> None:
         small = LEARNED["bert4rec"](n_items, config.model)
         counts = torch.ones(n_items, dtype=torch.int64).numpy()
         loss = make_loss(config.training, counts)
-        return ShardedItems(small, n_items, loss, config, workers, CPU, Ranks(n, rank))
+        return ShardedItems(small, torch.zeros(n_items), loss, config, workers, CPU, Ranks(n, rank))
 
     with Workers(1) as workers:
         three = [trainee(rank, 3) for rank in range(3)]

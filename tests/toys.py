@@ -13,6 +13,7 @@ from bert4rec.recommender import Recommender
 PAPERS = (  # the paper's network and the two stages, at a rate for small data
     "model.sees=both-sides",
     "model.init=paper",
+    "model.bias_init=zero",
     "training.next_item_share=0",
     "training.loss=cross-entropy",
     "training.learning_rate=1e-3",

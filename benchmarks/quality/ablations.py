@@ -31,7 +31,8 @@ SMALL = [  # of best-ml-1m
 ONE_STAGE = ["second_stage.epochs=0", "training.epochs=9", "training.validate_every=9"]
 SLOW = ["training.learning_rate=1e-3", "second_stage.learning_rate=1e-3"]
 CLOZE = ["training.next_item_share=0"]
-PAPERS_START = ["model.init=paper"]
+BIAS_OF_ZERO = "model.bias_init=zero"
+PAPERS_START = ["model.init=paper", BIAS_OF_ZERO]
 SASREC = [
     "model.dim=64",
     "model.max_len=50",
@@ -44,12 +45,18 @@ SASREC = [
 Rows = dict[str, tuple[str, str, list[str]]]  # name: title, recipe, settings
 ML_1M: Rows = {
     "as-it-is": ("BERT4Rec trained on prefixes", "best-ml-1m", SMALL),
+    "bias-zero": ("… a bias that starts at zero", "best-ml-1m", [*SMALL, BIAS_OF_ZERO]),
     "init-identity": (
         "… attention that starts with all items alike",
         "best-ml-1m",
         [*SMALL, "model.init=identity"],
     ),
-    "init-paper": ("… weights that start as the paper's", "best-ml-1m", [*SMALL, *PAPERS_START]),
+    "init-paper": (
+        "… weights that start as the paper's, but the bias",
+        "best-ml-1m",
+        [*SMALL, "model.init=paper"],
+    ),
+    "start-paper": ("… all weights and the bias so", "best-ml-1m", [*SMALL, *PAPERS_START]),
     "lr-1e-3": ("… learning rate 1e-3", "best-ml-1m", [*SMALL, *SLOW]),
     "batch-64": ("… batches of 64", "best-ml-1m", [*SMALL, "training.batch_size=64"]),
     "gain-3": (
@@ -91,6 +98,11 @@ ML_1M: Rows = {
         "sasrec+",
         [*SASREC, "training.batch_size=32", "training.learning_rate=2e-3"],
     ),
+    "sasrec-b32-4e-3": (
+        "SASRec+, 4e-3, batches of 32",
+        "sasrec+",
+        [*SASREC, "training.batch_size=32", "training.learning_rate=4e-3"],
+    ),
 }
 HELD = ["training.on_validation=false", "training.workers=1"]  # of best-beauty
 SASREC_BEAUTY = [
@@ -109,6 +121,7 @@ SASREC_BEAUTY = [
 ]
 BEAUTY: Rows = {
     "beauty": ("BERT4Rec trained on prefixes", "best-beauty", HELD),
+    "beauty-bias-zero": ("… a bias that starts at zero", "best-beauty", [*HELD, BIAS_OF_ZERO]),
     "beauty-identity": (
         "… attention that starts with all items alike",
         "best-beauty",
@@ -121,7 +134,17 @@ BEAUTY: Rows = {
         "best-beauty",
         [*HELD, "training.negatives=uniform"],
     ),
-    "beauty-sasrec": ("SASRec+, the same loss and epochs", "sasrec+", SASREC_BEAUTY),
+    "beauty-sasrec": ("SASRec+, the same loss, rate and epochs", "sasrec+", SASREC_BEAUTY),
+    "beauty-sasrec-1e-3": (
+        "SASRec+, learning rate 1e-3",
+        "sasrec+",
+        [*SASREC_BEAUTY, "training.learning_rate=1e-3"],
+    ),
+    "beauty-sasrec-4e-3": (
+        "SASRec+, learning rate 4e-3",
+        "sasrec+",
+        [*SASREC_BEAUTY, "training.learning_rate=4e-3"],
+    ),
 }
 ROWS = {"ml-1m": ML_1M, "beauty": BEAUTY}
 

@@ -84,6 +84,12 @@ class ModelConfig(Settings):
         "and the head so, [MASK] and positions at zero; near: values so, and attention begins with "
         "near items; paper: all at random (normal, 0.02)",
     )
+    bias_init: Literal["popularity", "zero"] = Field(
+        "zero",
+        description="where the bias of each item's score starts (bert4rec, caser, cdae, gru4rec). "
+        "popularity: at the logarithm of how often the item occurs, so that item vectors need not "
+        "learn that first",
+    )
     sees: Literal["both-sides", "before"] = Field(
         "both-sides",
         description="bert4rec: which others an item sees; `before` is no longer the paper's model",

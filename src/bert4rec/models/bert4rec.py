@@ -1,12 +1,13 @@
 """BERT4Rec (Sun et al., CIKM 2019): the bidirectional Transformer that fills in what is hidden.
 
-Where its weights start is a setting of ours (`init`, `head_gain`). At the paper's 0.02, and widths
+Where its weights start is a setting of ours (`init`). At the paper's 0.02, and widths
 such as 64, so little of the items comes through attention and head that training stands still at
 popularity for a long time. With `init = "identity"` values, their mixture and the head start as the
 identity, `[MASK]` and positions as nothing: what is put out for a `[MASK]` begins as a mean of the
 item vectors that it is compared with. With `init = "near"` near items weigh more in that mean, see
-near_start.py. `head_gain` starts with a sharper softmax. The network is the paper's in all of
-these; with `sees = "before"`, where an item sees those before it only, it is not.
+near_start.py. `head_gain` starts with a sharper softmax, `bias_init` with popularity, see
+first_bias.py. The network is the paper's in all of these; with `sees = "before"`, where an item
+sees those before it only, it is not.
 
 Shapes: B batch, L length, D width, V items, M asked positions of a batch.
 """

@@ -91,6 +91,13 @@ class Learned(nn.Module):
     def prepare_item_vectors(self, vectors: Tensor) -> None:
         """Change item vectors that were drawn, (n, D), in place, to what the model starts with."""
 
+    def start_with_bias(self, bias: Tensor) -> None:
+        """(V,) where the bias of the items' scores starts, of models that have one."""
+        mine = getattr(self, "output_bias", None)
+        if mine is not None:
+            with torch.no_grad():
+                mine.copy_(bias)
+
     def item_tables(self) -> dict[str, Table]:
         """Every table with a row an item, by name."""
         tables = ((name, part) for name, part in self.named_children() if isinstance(part, Table))

@@ -19,6 +19,7 @@ from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config, SecondStageConfig, TrainingConfig
 from bert4rec.data.splits import Questions, Spans, Split
 from bert4rec.evaluation.metrics import METRICS
+from bert4rec.models.first_bias import first_bias
 from bert4rec.models.learned import Learned, TaskName
 from bert4rec.parallel import Workers
 from bert4rec.training.batches import (
@@ -127,13 +128,15 @@ def train(
     with Workers(n_workers) as workers, Workers(1) as preparer:
         loss = make_loss(config.training, split.train_counts)
         stages = stages_of(split, config, model.task, shards)
+        bias = first_bias(config.model.bias_init, split.train_counts)
         trainee: Trainee
         if config.training.shard_items:
             sizes = [sum(share_of_steps(each, ranks, config)[0]) for each in stages]
             room = room_for(config, split.n_items, max(sizes))
             small = type(model)(room, config.model)
-            trainee = ShardedItems(small, split.n_items, loss, config, workers, hardware, ranks)
+            trainee = ShardedItems(small, bias, loss, config, workers, hardware, ranks)
         else:
+            model.start_with_bias(bias)
             model.to(hardware.device)
             trainee = Replica(model, loss, config.training, workers, hardware, ranks)
         trainer = _Trainer(

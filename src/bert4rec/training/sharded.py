@@ -65,19 +65,22 @@ KEEPS_NO_STAGES = (
 
 
 class ShardedItems:
-    """A `Trainee` for a catalogue of `n_items`; `small` knows `room` items at a time."""
+    """A `Trainee` for as many items as `bias` has, where the bias of their scores starts.
+
+    `small` knows `room` of them at a time.
+    """
 
     def __init__(
         self,
         small: Learned,
-        n_items: int,
+        bias: Tensor,
         loss: Loss,
         config: Config,
         workers: Workers,
         hardware: Hardware,
         ranks: Ranks,
     ) -> None:
-        self.small, self.n_items, self.ranks = small, n_items, ranks
+        self.small, self.n_items, self.ranks = small, len(bias), ranks
         self.config, self.room, self.n_negatives = config.training, small.n_items, 0
         self.negatives = _take_negatives(loss)
         if isinstance(loss, Sampled):
@@ -87,7 +90,7 @@ class ShardedItems:
         assert isinstance(table, Table)
         self.table, self.dealt = table, DealtRows(ranks)
         self.n_special = len(table.weight) - self.room  # PAD and, of some, MASK
-        self.own = _Own(small, self.dealt, n_items + self.n_special, n_items, config)
+        self.own = _Own(small, self.dealt, bias, self.n_special, config)
         self.rest = self.own.rest
         self.exchange = Exchange(self.rest, ranks)
         self.best = self._copy()
@@ -300,10 +303,11 @@ class _Own(nn.Module):
     output_bias: nn.Parameter | None
 
     def __init__(
-        self, small: Learned, dealt: DealtRows, n_rows: int, n_items: int, config: Config
+        self, small: Learned, dealt: DealtRows, bias: Tensor, n_special: int, config: Config
     ) -> None:
         super().__init__()
-        rank = dealt.ranks.rank
+        rank, n_items = dealt.ranks.rank, len(bias)
+        n_rows = n_items + n_special
         generator = torch.Generator().manual_seed(config.training.seed * 1_000_003 + rank)
         self.items = Table(dealt.n_own(n_rows), config.model.dim, sparse=True)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
@@ -315,7 +319,8 @@ class _Own(nn.Module):
             self.items.weight[is_special] = theirs[rows[is_special] - n_items]
         self.n_items = dealt.n_own(n_items)
         has_bias = hasattr(small, "output_bias")
-        self.output_bias = nn.Parameter(torch.zeros(self.n_items)) if has_bias else None
+        own_bias = bias[rank :: dealt.ranks.n].clone()
+        self.output_bias = nn.Parameter(own_bias) if has_bias else None
         for name, child in small.named_children():
             if name != "items":
                 self.add_module(name, child)
