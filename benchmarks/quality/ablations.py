@@ -31,8 +31,7 @@ SMALL = [  # of best-ml-1m
 ONE_STAGE = ["second_stage.epochs=0", "training.epochs=9", "training.validate_every=9"]
 SLOW = ["training.learning_rate=1e-3", "second_stage.learning_rate=1e-3"]
 CLOZE = ["training.next_item_share=0"]
-BIAS_OF_ZERO = "model.bias_init=zero"
-PAPERS_START = ["model.init=paper", BIAS_OF_ZERO]
+PAPERS_START = ["model.init=paper"]
 SASREC = [
     "model.dim=64",
     "model.max_len=50",
@@ -45,18 +44,17 @@ SASREC = [
 Rows = dict[str, tuple[str, str, list[str]]]  # name: title, recipe, settings
 ML_1M: Rows = {
     "as-it-is": ("BERT4Rec trained on prefixes", "best-ml-1m", SMALL),
-    "bias-zero": ("… a bias that starts at zero", "best-ml-1m", [*SMALL, BIAS_OF_ZERO]),
+    "bias-popularity": (
+        "… a bias that starts at popularity",
+        "best-ml-1m",
+        [*SMALL, "model.bias_init=popularity"],
+    ),
     "init-identity": (
         "… attention that starts with all items alike",
         "best-ml-1m",
         [*SMALL, "model.init=identity"],
     ),
-    "init-paper": (
-        "… weights that start as the paper's, but the bias",
-        "best-ml-1m",
-        [*SMALL, "model.init=paper"],
-    ),
-    "start-paper": ("… all weights and the bias so", "best-ml-1m", [*SMALL, *PAPERS_START]),
+    "init-paper": ("… weights that start as the paper's", "best-ml-1m", [*SMALL, *PAPERS_START]),
     "lr-1e-3": ("… learning rate 1e-3", "best-ml-1m", [*SMALL, *SLOW]),
     "batch-64": ("… batches of 64", "best-ml-1m", [*SMALL, "training.batch_size=64"]),
     "gain-3": (
@@ -121,13 +119,17 @@ SASREC_BEAUTY = [
 ]
 BEAUTY: Rows = {
     "beauty": ("BERT4Rec trained on prefixes", "best-beauty", HELD),
-    "beauty-bias-zero": ("… a bias that starts at zero", "best-beauty", [*HELD, BIAS_OF_ZERO]),
+    "beauty-bias-zero": (
+        "… a bias that starts at zero",
+        "best-beauty",
+        [*HELD, "model.bias_init=zero"],
+    ),
     "beauty-identity": (
         "… attention that starts with all items alike",
         "best-beauty",
         [*HELD, "model.init=identity"],
     ),
-    "beauty-dropout-2": ("… dropout .2", "best-beauty", [*HELD, "model.dropout=0.2"]),
+    "beauty-dropout-3": ("… dropout .3", "best-beauty", [*HELD, "model.dropout=0.3"]),
     "beauty-gain-1": ("… a softmax that starts even", "best-beauty", [*HELD, "model.head_gain=1"]),
     "beauty-uniform": (
         "… negatives drawn evenly",
