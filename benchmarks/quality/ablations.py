@@ -4,7 +4,8 @@
     python benchmarks/quality/ablations.py beauty beauty.txt.gz    # some ten minutes a row
 
 runs `trial.py` for every row of a table in docs/quality.md and writes ablations-NAME.json; rows
-that `--trials` already has with the same settings are not run again.
+that `--trials` already has with the same settings are not run again. With `--only` the other rows
+stay as they are in that file.
 """
 
 import argparse
@@ -185,14 +186,16 @@ def main() -> None:
         command += ["--recipe", recipe, "--out", str(arguments.trials)]
         command += [word for change in changes for word in ("--set", change)]
         subprocess.run(command, check=True)
+    out = OUT / f"ablations-{arguments.table}.json"
+    before = json.loads(out.read_text()) if arguments.only and out.is_file() else []
+    table = {row["name"]: row for row in before}
     found = finished(arguments.trials)
-    table = [
-        kept(found[name]) | {"title": title}
-        for name, (title, recipe, changes) in rows.items()
-        if is_done(name, recipe, changes, arguments.trials)
-    ]
+    for name, (title, recipe, changes) in rows.items():
+        if is_done(name, recipe, changes, arguments.trials):
+            table[name] = kept(found[name]) | {"title": title}
+    in_order = [table[name] for name in rows if name in table]
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"ablations-{arguments.table}.json").write_text(json.dumps(table, indent=1) + "\n")
+    out.write_text(json.dumps(in_order, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/quality/defaults.py ../shared/data     # some forty minutes on two cores
 
 runs `trial.py` for every data set that is in the folder (its layout: DATA below), judges by the
-validation items and writes defaults.json; what `--trials` already has is not run again.
+validation items and writes defaults.json; what `--trials` already has is not run again, and what
+is not asked for (`--data`, `--recipes`) stays as it is in that file.
 """
 
 import argparse
@@ -53,15 +54,15 @@ def main() -> None:
         command += [word for change in changes for word in ("--set", change)]
         subprocess.run(command, check=True)
     found = finished(arguments.trials)
-    table = {
-        data: {
-            recipe: kept(found[name])
-            for recipe in RECIPES
-            if (name := name_of(data, recipe)) in found
-        }
-        for data in DATA
-    }
-    table = {data: trials for data, trials in table.items() if trials}
+    before = json.loads(OUT.read_text()) if OUT.is_file() else {}
+    table: dict[str, dict[str, dict]] = {}
+    for data in DATA:
+        for recipe in RECIPES:
+            name = name_of(data, recipe)
+            if (data, recipe) in wanted and name in found:
+                table.setdefault(data, {})[recipe] = kept(found[name])
+            elif (data, recipe) not in wanted and recipe in before.get(data, {}):
+                table.setdefault(data, {})[recipe] = before[data][recipe]
     OUT.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -130,38 +130,52 @@ def verdicts_table() -> list[str]:
     return lines
 
 
+def stages_of(data: str) -> list[dict[str, Any]]:
+    """What stages.py wrote for each seed: `DATA.json`, `DATA-seed-N.json`."""
+    files = [RESULTS / f"{data}.json", *sorted(RESULTS.glob(f"{data}-seed-*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in files if path.is_file()]
+
+
 def stages_table(data: str) -> list[str]:
-    found = load(f"{data}.json")
-    if found is None:
+    seeds = stages_of(data)
+    if not seeds:
         return ["Not measured."]
+    means = f", means of {len(seeds)} seeds" if len(seeds) > 1 else ""
     lines = [
-        "| | validation NDCG@10 | test HR@10 | test NDCG@10 | test NDCG@10, 100 popularity |",
+        f"| NDCG@10 over all items{means} | validation | test | test HR@10 "
+        "| test NDCG@10, 100 popularity |",
         "|---|---:|---:|---:|---:|",
     ]
+    shown = (
+        ("validation", "full", "NDCG@10"),
+        ("test", "full", "NDCG@10"),
+        ("test", "full", "HR@10"),
+        ("test", "popularity", "NDCG@10"),
+    )
     for name, title in STAGES.items():
-        if name not in found["stages"]:
+        stages = [seed["stages"][name] for seed in seeds if name in seed["stages"]]
+        if not stages:
             continue
-        stage = found["stages"][name]
-        figures = (
-            stage["validation"]["full"]["NDCG@10"],
-            stage["test"]["full"]["HR@10"],
-            stage["test"]["full"]["NDCG@10"],
-            stage["test"]["popularity"]["NDCG@10"],
-        )
-        lines.append(f"| {title} | " + " | ".join(number(each["value"]) for each in figures) + " |")
+        cells = []
+        for questions, protocol, metric in shown:
+            values = [stage[questions][protocol][metric]["value"] for stage in stages]
+            cells.append(number(sum(values) / len(values)))
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += [
         "",
-        "| paired difference of NDCG@10 over all items | validation | test |",
-        "|---|---:|---:|",
+        "| paired difference of NDCG@10 over all items | seed | validation | test |",
+        "|---|---:|---:|---:|",
     ]
-    for name, gain in found["gains"].items():
+    for name in seeds[0]["gains"]:
         b, a = (STAGES[part] for part in name.split(" against "))
-        cells = []
-        for questions in ("validation", "test"):
-            one = next(each for each in gain[questions]["full"] if each["metric"] == "NDCG@10")
-            low, high = number(one["low"], True), number(one["high"], True)
-            cells.append(f"{number(one['difference'], True)} ({low} to {high})")
-        lines.append(f"| {b} − {a} | " + " | ".join(cells) + " |")
+        for seed in seeds:
+            cells = [f"{b} − {a}", str(seed["recipe"]["training"]["seed"])]
+            for questions in ("validation", "test"):
+                differences = seed["gains"][name][questions]["full"]
+                one = next(each for each in differences if each["metric"] == "NDCG@10")
+                low, high = number(one["low"], True), number(one["high"], True)
+                cells.append(f"{number(one['difference'], True)} ({low} to {high})")
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
