@@ -36,13 +36,15 @@ def draw(axes: Axes, result: dict[str, Any]) -> None:
     tools = {tool: found for tool, found in result["tools"].items() if found["curve"]}
     for tool, found in tools.items():
         draw_curve(axes, found, COLOURS[tool])
-    last = max(f["curve"][-1]["training_seconds"] for f in tools.values()) / 60
+    last = max(found["curve"][-1]["training_seconds"] for found in tools.values()) / 60
+    for tool, found in tools.items():
+        name_curve(axes, found, COLOURS[tool], last)
     axes.axhline(result["aim"], color=AIM_COLOUR, linestyle="--", linewidth=1)
-    edge = 1.22 * last  # room for the names at the ends of the lines
     text = f"aim {result['aim']:g}".replace("0.", ".")
-    axes.text(edge, result["aim"], text, va="bottom", ha="right", color=AIM_COLOUR)
-    axes.set_xlim(0, edge)
-    axes.set_ylim(0)
+    axes.text(last / 2, result["aim"], text, va="bottom", ha="center", color=AIM_COLOUR)
+    axes.set_xlim(0, 1.04 * last)
+    highest = max(result["aim"], *(found["best_ndcg@10"] for found in tools.values()))
+    axes.set_ylim(0, 1.25 * highest)  # with room for the names at the ends of the lines
     threads = max(found["about"]["threads"] for found in tools.values())
     cores = f"{threads} CPU core{'s' * (threads > 1)}"
     axes.set_xlabel(f"minutes of training on {cores}, validations not counted")
@@ -54,21 +56,27 @@ def draw_curve(axes: Axes, found: dict[str, Any], colour: str) -> None:
     minutes = [point["training_seconds"] / 60 for point in found["curve"]]
     ndcg = [point["ndcg@10"] for point in found["curve"]]
     axes.plot(minutes, ndcg, color=colour, marker="o", markersize=2.5, linewidth=1.6)
-    about, best, reached = found["about"], found["best_ndcg@10"], found["minutes_to_aim"]
+
+
+def name_curve(axes: Axes, found: dict[str, Any], colour: str, last: float) -> None:
+    """Whose curve it is and what it reached, above its end."""
+    about, end, reached = found["about"], found["curve"][-1], found["minutes_to_aim"]
+    minutes = end["training_seconds"] / 60
     recipe = about.get("recipe")
-    name = about["tool"] + (f", {recipe}" if recipe else "'s BERT4Rec")
-    at_the_end = f"best {best:.3f}".replace("0.", ".")
+    name = f"{about['tool']}, {recipe}" if recipe else f"{about['tool']}' BERT4Rec"
+    best = f"best {found['best_ndcg@10']:.3f}".replace("0.", ".")
     if reached is not None:
-        at = next(y for x, y in zip(minutes, ndcg, strict=True) if abs(x - reached) < 0.01)
-        axes.plot(reached, at, "o", color=colour, markersize=8)
-        at_the_end += f", aim after {reached:.1f} minutes"
+        points = {point["training_seconds"]: point["ndcg@10"] for point in found["curve"]}
+        at = min(points, key=lambda seconds: abs(seconds / 60 - reached))
+        axes.plot(at / 60, points[at], "o", color=colour, markersize=8)
     axes.annotate(
-        f"{name}\n{at_the_end}",
-        (minutes[-1], ndcg[-1]),
-        xytext=(0, -12),
+        f"{name}\n" + (f"{best} so far" if reached is None else f"aim after {reached:.1f} minutes"),
+        (minutes, end["ndcg@10"]),
+        xytext=(0, 9),
         textcoords="offset points",
         color=colour,
-        va="top",
+        va="bottom",
+        ha="left" if minutes < last / 2 else "right",
         weight="normal" if reached is None else "bold",
     )
 
