@@ -28,7 +28,8 @@ RESULTS, PAGE = DOCS / "results", DOCS / "results.md"
 COMMANDS = {
     "ml-1m": """\
 LAB="bert4rec lab ml-1m.txt.gz --seeds 1 --set model.max_len=200 --out runs/lab-ml-1m"
-$LAB --models sasrec+ --budget 18m
+$LAB --models sasrec+ --budget 18m \\
+    --set training.batch_size=64 --set training.learning_rate=1e-3
 $LAB --models gru4rec-ce --budget 7m
 $LAB --models sasrec --budget 6m
 $LAB --models bert4rec-2-stage --budget 6m
@@ -38,7 +39,8 @@ $LAB --models popularity,markov,item-knn,bpr-mf""",
     "beauty": """\
 LAB="bert4rec lab beauty.txt.gz --seeds 1 --set model.max_len=50 --out runs/lab-beauty"
 $LAB --models popularity,bpr-mf,markov
-$LAB --models sasrec+ --budget 3m --set model.dim=64
+$LAB --models sasrec+ --budget 3m --set model.dim=64 \\
+    --set training.batch_size=64 --set training.learning_rate=1e-3
 $LAB --models bert4rec --budget 3m --set training.mask_ratio=0.6 \\
     --set training.batch_size=128 --set training.learning_rate=2e-3
 $LAB --models sasrec+3000 --budget 5m""",

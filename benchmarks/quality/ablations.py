@@ -90,17 +90,21 @@ ML_1M: Rows = {
         "best-ml-1m",
         [*SMALL, "model.sees=before", *ONE_STAGE],
     ),
-    "sasrec-1e-3": ("SASRec+, learning rate 1e-3, batches of 64", "sasrec+", SASREC),
-    "sasrec-b32": ("SASRec+, 1e-3, batches of 32", "sasrec+", [*SASREC, "training.batch_size=32"]),
-    "sasrec-b32-2e-3": (
-        "SASRec+, 2e-3, batches of 32",
+    "sasrec-1e-3": (
+        "SASRec+, learning rate 1e-3, batches of 64",
         "sasrec+",
-        [*SASREC, "training.batch_size=32", "training.learning_rate=2e-3"],
+        [*SASREC, "training.batch_size=64", "training.learning_rate=1e-3"],
     ),
+    "sasrec-b32": (
+        "SASRec+, 1e-3, batches of 32",
+        "sasrec+",
+        [*SASREC, "training.learning_rate=1e-3"],
+    ),
+    "sasrec-b32-2e-3": ("SASRec+, 2e-3, batches of 32: its recipe", "sasrec+", SASREC),
     "sasrec-b32-4e-3": (
         "SASRec+, 4e-3, batches of 32",
         "sasrec+",
-        [*SASREC, "training.batch_size=32", "training.learning_rate=4e-3"],
+        [*SASREC, "training.learning_rate=4e-3"],
     ),
 }
 HELD = ["training.on_validation=false", "training.workers=1"]  # of best-beauty

@@ -28,9 +28,6 @@ RECIPES = {
     "sasrec+": [
         "model.dim=64",
         "model.max_len=100",
-        "training.batch_size=32",
-        "training.learning_rate=2e-3",
-        "training.epochs=32",
         "training.patience=5",
         "training.loss=auto",
     ],
