@@ -184,11 +184,19 @@ def test_too_little_data_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize(("large", "loss"), [(9, "cross-entropy"), (8, "sampled-softmax")])
+@pytest.mark.parametrize(
+    ("many", "large", "loss", "gain"),
+    [
+        (9, 9, "cross-entropy", 1),
+        (8, 9, "cross-entropy", 4),
+        (8, 8, "sampled-softmax", 4),
+    ],
+)
 def test_auto_is_settled_by_the_number_of_items(
-    large: int, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    many: int, large: int, loss: str, gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model keeps what it was trained with, so that a resume and a reader see the same."""
+    monkeypatch.setattr(settled_by, "MANY", many)
     monkeypatch.setattr(settled_by, "LARGE", large)
     config = small_config("training.loss=auto", "training.epochs=1")
     outcome = train_recommender(
@@ -199,4 +207,4 @@ def test_auto_is_settled_by_the_number_of_items(
     is_sampled = loss == "sampled-softmax"
     assert saved.training.loss == loss
     assert saved.training.negatives == ("popularity" if is_sampled else "uniform")
-    assert saved.model.head_gain == (4 if is_sampled else 1)
+    assert saved.model.head_gain == gain

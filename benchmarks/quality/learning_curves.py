@@ -29,15 +29,16 @@ def main() -> None:
             minutes = [event["seconds"] / 60 for event in points]
             ndcg = [event["ndcg@10"] for event in points]
             label = TITLES[name].replace("*", "").split(" (")[0].split(",")[0]
+            n_cores = runs[0]["training"]["threads"]
+            label += f", {n_cores} core{'s' * (n_cores > 1)}"
             place.plot(minutes, ndcg, "o-", color=COLOURS.get(name), markersize=3, label=label)
             if points[-1]["stage"] == "last-item":
                 start = max(p["seconds"] for p in points if p["stage"] != "last-item") / 60
                 place.axvline(start, color="#b8bcc6", linestyle=":", linewidth=1)
                 place.text(start, 0, " second stage", color="#8590a6", va="bottom", fontsize=9)
         place.set_title(title, loc="left", weight="bold")
-        n_cores = next(iter(runs_of(data).values()))[0]["training"]["threads"]
-        cores = f"{n_cores} core{'s' * (n_cores > 1)}"
-        place.set_xlabel(f"minutes on {cores}, validations included")
+        place.set_xlabel("minutes, validations included")
+        place.set_xlim(0)
         place.set_ylim(0)
         place.grid(axis="y", alpha=0.3)
         place.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))

@@ -172,7 +172,7 @@ class TrainingConfig(Settings):
         "cross-entropy",
         description="what is minimised: cross-entropy over all items; all others draw negatives. "
         "auto is cross-entropy, and from 20,000 items on sampled-softmax with 2,048 popularity "
-        "negatives and, for bert4rec, a head_gain of 4 where it is 1",
+        "negatives; for bert4rec it makes a head_gain of 1 one of 4 from 10,000 items on",
     )
     loss_memory_mb: Positive = Field(
         64, description="most memory a worker takes for logits of cross-entropy, in MiB"
