@@ -20,7 +20,7 @@ from bert4rec.data.splits import Spans
 from bert4rec.durable import new_file, write_file
 from bert4rec.models import Model
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 
 AT_ONCE = 64  # histories
 N_USERS = 2000  # at most; more change the averages by less than a picture shows
@@ -101,7 +101,7 @@ def average_attention(
         total: NDArray[np.float64] = weights.double().sum(1).cpu().numpy()
         return total
 
-    with Workers() as workers:
+    with WorkerThreads() as workers:
         return AttentionMaps(np.sum(workers.map(summed, parts), axis=0) / n, n)
 
 
