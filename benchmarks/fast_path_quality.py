@@ -37,7 +37,7 @@ from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.layers import ByteDropout
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import IGNORE, Batch, Task, epoch_order, make_batch
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.loop import _learning_rate, stages_of
@@ -53,7 +53,7 @@ Asked = tuple[Tensor, Tensor, Tensor]  # what the model sees, which are hidden, 
 class FastPath:
     """The parts that `training/loop.py` is made of."""
 
-    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: Workers) -> None:
+    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads) -> None:
         self.pad, loss = model.pad, make_loss(config.training, split.train_counts)
         self.gradients = Gradients(model, loss, workers)
         self.optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
@@ -67,7 +67,7 @@ class FastPath:
 
 
 class PlainPath:
-    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: Workers) -> None:
+    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads) -> None:
         self.model, self.clip_norm = model, config.training.clip_norm
         model.items.__class__ = nn.Embedding  # type: ignore[assignment]
         for module in model.modules():
@@ -120,7 +120,7 @@ def train_once(split: Split, config: Config, seed: int, name: str, title: str) -
     windows = stage.tasks[0].windows(np.random.default_rng(0))
     steps_an_epoch = -(-len(windows) // batch_size)
     seconds = 0.0
-    with Workers() as workers, Workers(1) as preparer:
+    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         path = PATHS[name](model, split, config, workers)
 
         def prepared(step: int, rows: np.ndarray) -> tuple[int, int, Any]:

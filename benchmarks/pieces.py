@@ -30,7 +30,7 @@ from bert4rec.config import load_config
 from bert4rec.data.pieces import FOR_SCORING, FOR_TRAINING, Size, like_lengths
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.training import batches
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.losses import make_loss
@@ -59,7 +59,7 @@ def settings(shape: Shape) -> list[str]:
     return f"{words} window_step=none last_item_share=0".split()
 
 
-def training_step(sequences: Sequences, shape: Shape, workers: Workers) -> Step:
+def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> Step:
     config = load_config("bert4rec-2-stage", overrides=settings(shape))
     train = spans(sequences, 2)
     model = BERT4Rec(shape.n_items, config.model).train()
@@ -80,7 +80,7 @@ def training_step(sequences: Sequences, shape: Shape, workers: Workers) -> Step:
     return step
 
 
-def scoring_step(sequences: Sequences, shape: Shape, workers: Workers) -> Step:
+def scoring_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> Step:
     model = BERT4Rec(shape.n_items, load_config(overrides=settings(shape)).model).eval()
     histories = spans(sequences, 1)
     most_rows = ranking.SCORES_BYTES // (4 * shape.n_items)
@@ -149,7 +149,7 @@ def main() -> None:
             sequences = Sequences(file)
             print(f"{task}, {name}, batches of {n:,}")
             print("  positions  padding   padded   pieces   a second    ratio")
-            with Workers() as workers:
+            with WorkerThreads() as workers:
                 step = make(sequences, SHAPES[name], workers)
                 compare(step, sizes_around(size), sequences.n_users, n, arguments.seconds)
 

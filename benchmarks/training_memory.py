@@ -16,7 +16,7 @@ import torch
 from bert4rec.config import load_config
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import cloze_task, epoch_order, make_batch
 from bert4rec.training.gradients import CPU, Gradients
 from bert4rec.training.hardware import Hardware
@@ -46,7 +46,7 @@ def main() -> None:
     loss = make_loss(config.training, np.bincount(tokens, minlength=N_ITEMS))
     task = cloze_task(train, N_ITEMS, config)
     hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
-    with Workers() as workers:
+    with WorkerThreads() as workers:
         gradients = Gradients(model, loss, workers, hardware)
         optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
         for epoch in range(arguments.epochs):

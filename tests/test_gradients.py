@@ -13,7 +13,7 @@ from bert4rec.models import LEARNED
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.learned import Learned
 from bert4rec.models.table import Table
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.training import losses
 from bert4rec.training.batches import TASKS, Batch, cloze_task, make_batch
 from bert4rec.training.gradients import Gradients, clip_gradient, share_out
@@ -36,7 +36,7 @@ def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, see
     torch.manual_seed(1)
     model = BERT4Rec(n_items, config.model).train()
     loss = make_loss(config.training, np.ones(n_items, dtype=np.int64))
-    with Workers(n_workers) as workers:
+    with WorkerThreads(n_workers) as workers:
         value = Gradients(model, loss, workers).add(batch, seed)
     return model, value
 
@@ -113,16 +113,16 @@ def test_clipping_counts_dense_and_sparse_gradients() -> None:
 
 
 def test_an_error_in_a_worker_reaches_the_caller() -> None:
-    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+    with WorkerThreads(2) as workers, pytest.raises(ZeroDivisionError):
         workers.map(lambda n: 1 // n, [1, 0])
 
 
 def test_workers_take_their_share_of_the_cores_and_leave_others_alone() -> None:
     before = torch.get_num_threads()
-    with Workers(before) as workers:
+    with WorkerThreads(before) as workers:
         assert set(workers.map(lambda _: torch.get_num_threads(), range(4))) == {1}
     assert torch.get_num_threads() == before
-    with Workers(1) as one:
+    with WorkerThreads(1) as one:
         assert one.map(lambda _: torch.get_num_threads(), [0]) == [before]
 
 
@@ -200,7 +200,7 @@ def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_a
     for n_workers in (1, 2):
         model = large_weights(kind, config, split.n_items)
         tables = [module for module in model.modules() if isinstance(module, Table)]
-        with Workers(n_workers) as workers:
+        with WorkerThreads(n_workers) as workers:
             minimised = make_loss(config.training, split.train_counts)
             gradients = Gradients(model, minimised, workers)
             for table in tables:

@@ -12,7 +12,7 @@ import torch
 from toys import small_config
 
 from bert4rec.models import LEARNED
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.checkpoint import Checkpoint, Progress, State, save_checkpoint
 from bert4rec.training.distributed import Ranks
 from bert4rec.training.gradients import CPU
@@ -76,7 +76,7 @@ def test_rows_are_found_again_by_another_number_of_processes() -> None:
         loss = make_loss(config.training, counts)
         return ShardedItems(small, torch.zeros(n_items), loss, config, workers, CPU, Ranks(n, rank))
 
-    with Workers(1) as workers:
+    with WorkerThreads(1) as workers:
         three = [trainee(rank, 3) for rank in range(3)]
         for each in three:
             with torch.no_grad():  # every number says which row of the whole table it is

@@ -23,7 +23,7 @@ from bert4rec.config import load_config
 from bert4rec.data.pieces import FOR_SCORING, like_lengths
 from bert4rec.data.splits import Spans
 from bert4rec.models.onednn import without_onednn
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.ranking import SCORES_BYTES
 from bert4rec.training.batches import Batch, cloze_task, epoch_order, make_batch
 
@@ -52,7 +52,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 def measure_products() -> dict[str, dict[str, float]]:
     """Gflop/s: the best rounds of one product on all cores, and of one a worker at a time."""
     best: dict[str, dict[str, float]] = {name: {} for name in PRODUCTS}
-    with Workers() as workers, without_onednn():
+    with WorkerThreads() as workers, without_onednn():
         for _ in range(ROUNDS):
             for name, (rows, inner, columns) in PRODUCTS.items():
                 operations = 2 * rows * inner * columns

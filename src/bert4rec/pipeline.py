@@ -6,48 +6,74 @@ as if it were alone, and the others are done when the training is.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from bert4rec import __version__
-from bert4rec.config import Config
+from bert4rec.allocator import keep_freed_memory
+from bert4rec.config import Config, RunConfig, resolve
 from bert4rec.data.sequences import Sequences
-from bert4rec.data.splits import SPLITS, Questions, Spans, Split
+from bert4rec.data.splits import SPLITS, HeldOut, Split
+from bert4rec.distributed.sharded_items import ShardedItems, capacity_for, check_can_shard
+from bert4rec.distributed.torch_process_group import is_restart, launch_id, processes_here
 from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
-from bert4rec.models import FITTED, LEARNED, MODELS, Model
+from bert4rec.interrupts import stop_requested
+from bert4rec.models import MODELS, Model, is_fitted
+from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.checkpoint import (
+    Progress,
     begun_by,
     delete_checkpoints,
     has_checkpoint,
     identity_of,
 )
-from bert4rec.training.distributed import ALONE, Ranks, is_restart, launch_id, processes_here
 from bert4rec.training.hardware import choose_hardware
-from bert4rec.training.loop import train
-from bert4rec.training.plan import available_memory, check_memory
-from bert4rec.training.progress import TrainingDisplay
-from bert4rec.training.settled import settled
-from bert4rec.training.sharded import check_can_shard
-from bert4rec.training.shards import check_shards, deal
+from bert4rec.training.loop import RunDirectory, TrainingLoop
+from bert4rec.training.memory import MemoryEstimate, available_memory, check_memory
+from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
+from bert4rec.training.replica import Replica, Trainee
+from bert4rec.training.run_log import RunLog
+from bert4rec.training.setup import (
+    build_loss,
+    build_model,
+    build_stages,
+    initial_output_bias,
+    stage_names,
+    training_split,
+    validation_users,
+)
+from bert4rec.training.timing import StageTime, time_stages
+from bert4rec.training.user_shards import check_shards, shards_of
 
 OnProgress = Callable[[int, int], None]
-BASELINES = ("popularity", "markov")  # what every training is held against
+BASELINES = ("popularity", "markov")  # every training is compared with them
+EVALUATION_SEED = 0  # of the users that are evaluated, where not all are
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; none of these changes what is learned."""
+
+    resume: bool = False  # from the last checkpoint
+    overwrite: bool = False  # a model or an interrupted training that is there already
+    baselines: bool = True  # evaluate popularity and a Markov chain beside it
+    tensorboard: bool = False
+    keep_stages: bool = False  # write the best weights at the end of each stage beside the model
+    minutes: float | None = None  # end training with the epoch in which this much time is over
 
 
 @dataclass(frozen=True)
@@ -57,101 +83,105 @@ class Outcome:
     baselines: dict[str, Evaluation]
 
 
+class DryRun(NamedTuple):
+    config: RunConfig
+    memory: MemoryEstimate | None  # None for models that are fitted
+    stages: dict[str, tuple[int, StageTime]]  # name → epochs, and how long they take
+
+
 def train_recommender(
     sequences: Sequences,
     config: Config,
     out: str | Path,
+    options: RunOptions = RunOptions(),  # noqa: B008
     *,
-    resume: bool = False,
-    overwrite: bool = False,
-    tensorboard: bool = False,
-    baselines: bool = True,
     console: Console | None = None,
     on_evaluation: OnProgress | None = None,
-    ranks: Ranks = ALONE,
-) -> Outcome:
-    """Train, evaluate on the test items and save to `out`; `baselines` are evaluated beside it.
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> Outcome | None:
+    """Train, evaluate on the test items and save to `out`.
 
-    Of several `ranks` the first calls this, and the others `train_beside`.
+    Of several processes each calls it, with its `group`; only the first gets an outcome.
     """
-    assert ranks.is_first
-    out, config = Path(out), settled(config, sequences.n_items)
-    split = check_training(sequences, config, ranks.n)
-    if _is_again(out, config, overwrite):
-        resume = True
-    else:
-        check_directory(out, resume, overwrite)
-    model, facts = _fit(split, sequences, config, out, resume, tensorboard, console, ranks)
+    out = Path(out)
+    run = resolve(config, sequences.n_items)
+    split = check_training(sequences, run, group.n)
+    resume = options.resume
+    if group.is_first:
+        if _is_relaunched(out, run, options.overwrite):
+            resume = True
+        else:
+            check_directory(out, resume, options.overwrite)
+    model, facts = _fit(sequences, split, run, out, options, resume, console, group)
+    if not group.is_first:
+        return None
     torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
-    about = _about(sequences, config) | facts
-    recommender = Recommender(model, sequences.vocabulary, config, about)
-    evaluation = evaluate_questions(model, split.test, split, config, on_evaluation)
+    about = _about(sequences) | facts
+    recommender = Recommender(model, sequences.vocabulary, run, about)
+    evaluation = evaluate_held_out(model, split.test, split, run, on_evaluation)
     (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
     save_evaluation(evaluation, sequences, out)
-    rivals = {}
-    for name in set(BASELINES if baselines else ()) - {config.model.name}:
-        baseline = FITTED[name].fit(_trained_on(split, config), split.n_items, config)
-        rivals[name] = evaluate_questions(baseline, split.test, split, config)
-        save_evaluation(rivals[name], sequences, out / "baselines" / name)
-        settings = config.of_model(name)
-        rival = Recommender(baseline, sequences.vocabulary, settings, _about(sequences, settings))
-        rival.save(out / "baselines" / name)  # so that it can be asked and served, too
+    baselines = {}
+    for name in sorted(set(BASELINES if options.baselines else ()) - {run.model.name}):
+        baselines[name] = _save_baseline(name, sequences, split, run, out / "baselines" / name)
     recommender.save(out)
     if note := recommender.index_if_large(split.validation.histories):
         recommender.save_index(out)
         if console:
             console.print(note, markup=False, highlight=False)
     delete_checkpoints(out)
-    return Outcome(recommender, evaluation, dict(sorted(rivals.items())))
+    return Outcome(recommender, evaluation, baselines)
 
 
-def train_beside(sequences: Sequences, config: Config, out: str | Path, ranks: Ranks) -> None:
-    """What every process but the first does of a training."""
-    assert not ranks.is_first
-    config = settled(config, sequences.n_items)
-    split = check_training(sequences, config, ranks.n)
-    _fit(split, sequences, config, Path(out), False, False, None, ranks)
+def dry_run(sequences: Sequences, config: Config, seconds: float = 3.0) -> DryRun:
+    """What a training would take on this machine, from some steps of a throw-away model."""
+    run = resolve(config, sequences.n_items)
+    split = check_training(sequences, run)
+    if is_fitted(MODELS[run.model.name]):
+        return DryRun(run, None, {})
+    longest, n_users = int(split.train.lengths.max()), sequences.n_users
+    memory = check_memory(run, split.n_items, longest, available_memory(), n_users)
+    keep_freed_memory()
+    epochs = [stage.epochs for stage in run.stages if stage.epochs]
+    times = time_stages(split, run, seconds)
+    pairs = zip(epochs, times, strict=True)
+    return DryRun(run, memory, dict(zip(stage_names(run), pairs, strict=True)))
 
 
 def check_training(sequences: Sequences, config: Config, n_processes: int = 1) -> Split:
-    """The split, when all can be had that the settings ask for; before any work is done."""
-    config = settled(config, sequences.n_items)
-    if config.model.name not in MODELS:
-        raise ValueError(f"model.name is {config.model.name!r}: choose one of {', '.join(MODELS)}")
+    """The split, when the settings can be carried out; before any work is done."""
+    name = config.model.name
     split = SPLITS[config.data.split](sequences)
     _check_split(split)
-    _check_users(split, config.model.name)
-    settings = config.training
-    if n_processes > 1 and config.model.name in FITTED:
+    _check_users(split, name)
+    if n_processes > 1 and is_fitted(MODELS[name]):
         raise ValueError(
-            f"{config.model.name} is fitted in one pass, on one machine: train it without "
+            f"{name} is fitted in one pass, on one machine: train it without "
             "torchrun, --processes and --launcher"
         )
-    if settings.shard_items:
-        check_can_shard(config, n_processes)
+    if config.training.shard_items:
+        check_can_shard(resolve(config, sequences.n_items), n_processes)
+    settings = config.training
     check_shards(settings.shards, n_processes, len(split.train), settings.batch_size)
     return split
 
 
-def evaluate_questions(
+def evaluate_held_out(
     model: Model,
-    questions: Questions,
+    held_out: HeldOut,
     split: Split,
-    config: Config,
+    config: RunConfig,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
     settings = config.evaluation
     if settings.users is not None:
-        questions = questions.sample(settings.users, settings.seed)
+        held_out = held_out.sample(settings.users, EVALUATION_SEED)
     return evaluate(
         model,
-        questions,
+        held_out,
         train_counts=split.train_counts,
         ks=settings.ks,
         exclude_seen=settings.exclude_seen,
-        n_negatives=settings.n_negatives,
-        seed=settings.seed,
-        bootstrap=settings.bootstrap,
         n_workers=config.training.workers,
         progress=on_progress,
     )
@@ -167,153 +197,17 @@ def split_of(recommender: Recommender, sequences: Sequences) -> Split:
     return SPLITS[recommender.config.data.split](sequences)
 
 
-def _trained_on(split: Split, config: Config) -> Spans:
-    on_validation = config.training.on_validation
-    return split.training_on_validation().train if on_validation else split.train
-
-
-def _fit(
-    split: Split,
-    sequences: Sequences,
-    config: Config,
-    out: Path,
-    resume: bool,
-    tensorboard: bool,
-    console: Console | None,
-    ranks: Ranks,
-) -> tuple[Model, dict[str, Any]]:
-    if config.model.name in FITTED:
-        started = time.monotonic()
-        fitted = FITTED[config.model.name].fit(_trained_on(split, config), split.n_items, config)
-        n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
-        seconds = round(time.monotonic() - started, 1)
-        return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
-    longest = int(split.train.lengths.max())
-    available = available_memory()
-    if available is not None:
-        available //= processes_here()
-    n_users = sequences.n_users
-    plan = check_memory(config, split.n_items, longest, available, n_users, ranks.n)
-    training = config.training
-    if training.shard_items:
-        training = training.model_copy(update={"device": "cpu"})
-    hardware = choose_hardware(training)
-    torch.manual_seed(config.training.seed)
-    # Of a sharded table the whole is made when the training is over, by the first process.
-    with torch.device("meta" if config.training.shard_items else "cpu"):
-        model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
-    identity: dict[str, Any] = {"config": config.model_dump(mode="json")}
-    identity["data"] = sequences.fingerprint
-    resume = ranks.of_first(resume)
-    n_shards = ranks.of_first(_n_shards(config, out, resume, ranks.n, len(split.train)))
-    shards = deal(n_shards, ranks.n, ranks.rank)
-    if shards.n > 1:
-        identity["shards"] = shards.n
-    ranks.check_same(version=__version__, torch=str(torch.__version__), **identity)
-    if ranks.is_first:
-        out.mkdir(parents=True, exist_ok=True)
-        if not resume:
-            delete_checkpoints(out)
-    _check_same_directory(out, ranks)
-    with (
-        TrainingDisplay(out, console, tensorboard, is_shown=ranks.is_first) as display,
-        _stop_on_signal() as should_stop,
-    ):
-        display.say(str(plan))
-        progress = train(
-            model,
-            split,
-            config,
-            out,
-            display,
-            identity=identity,
-            hardware=hardware,
-            resume=resume,
-            should_stop=should_stop,
-            ranks=ranks,
-            shards=shards,
-        )
-    return model, {
-        "training": {
-            "seconds": round(progress.seconds, 1),
-            "sequences": progress.sequences,
-            "best_validation_ndcg@10": None if training.on_validation else progress.best,
-            "best_stage": progress.best_stage,
-            "best_epoch": progress.best_epoch,
-            "threads": torch.get_num_threads(),
-            "processes": ranks.n,
-            "shards": shards.n,
-            "n_parameters": sum(p.numel() for p in model.parameters()),
-        }
-    }
-
-
-@contextlib.contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """True after Ctrl-C or SIGTERM; a second Ctrl-C ends the program at once, as usual."""
-    received: list[int] = []
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(number, signal.default_int_handler)
-
-    try:
-        before = {n: signal.signal(n, receive) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: whoever runs us handles signals
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def saved_outcome(out: Path) -> Outcome:
     """The same as `train_recommender` gave, read back from where it was saved."""
     folder = out / "baselines"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    rivals = {name: Evaluation.load(folder / name) for name in names}
-    return Outcome(Recommender.load(out), Evaluation.load(out), rivals)
+    baselines = {name: Evaluation.load(folder / name) for name in names}
+    return Outcome(Recommender.load(out), Evaluation.load(out), baselines)
 
 
-def _n_shards(config: Config, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
-    """As the settings say; a run that goes on keeps the number that it was begun with."""
-    begun_with = identity_of(out).get("shards", 1) if resume else None
-    wanted = config.training.shards or begun_with or n_processes
-    check_shards(wanted, n_processes, n_users, config.training.batch_size)
-    return wanted
-
-
-def _is_again(out: Path, config: Config, overwrite: bool) -> bool:
-    """Whether whoever launched us has started its processes anew: we go on without being told."""
-    if not has_checkpoint(out):
-        return False
-    name = launch_id()
-    if name is None:
-        return is_restart()
-    is_other = identity_of(out).get("config") != config.model_dump(mode="json")
-    if overwrite and is_other and not is_restart():
-        return False  # a name that was used before, for a run that is to be replaced
-    return begun_by(out) == name
-
-
-def _check_same_directory(out: Path, ranks: Ranks) -> None:
-    """Checkpoints are written by all: a process that does not see the directory is an error now."""
-    if ranks.n == 1:
-        return
-    token = out / f".seen-by-all-{uuid.uuid4().hex}"
-    if ranks.is_first:
-        token.touch()
-    name = ranks.of_first(token.name)
-    seen = ranks.gathered([socket.gethostname(), (out / name).exists()])
-    if ranks.is_first:
-        token.unlink()
-    if blind := sorted({host for host, is_seen in seen if not is_seen}):
-        raise ValueError(
-            f"{out} of the first process cannot be seen from {', '.join(blind)}: give an --out on "
-            "storage that all machines share"
-        )
+def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> None:
+    items = [sequences.vocabulary.raw(token) for token in range(sequences.n_items)]
+    evaluation.save(out, user_ids=sequences.user_ids, item_ids=items)
 
 
 def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
@@ -321,12 +215,201 @@ def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
     is_interrupted = has_checkpoint(out)
     if is_interrupted and not (resume or overwrite):
         raise ValueError(
-            f"{out} holds a training that was interrupted: pass --resume to go on with it, "
+            f"{out} holds a training that was interrupted: pass --resume to continue it, "
             "or --overwrite to start anew"
         )
     if (out / MANIFEST).exists() and not (overwrite or (resume and is_interrupted)):
         raise ValueError(
             f"{out} holds a finished model: name another directory, or pass --overwrite"
+        )
+
+
+def _save_baseline(
+    name: str, sequences: Sequences, split: Split, run: RunConfig, out: Path
+) -> Evaluation:
+    settings = run.with_model(name)
+    model = _fit_once(split, settings)
+    evaluation = evaluate_held_out(model, split.test, split, run)
+    save_evaluation(evaluation, sequences, out)
+    # Saved whole, so that it can be asked and served, too.
+    Recommender(model, sequences.vocabulary, settings, _about(sequences)).save(out)
+    return evaluation
+
+
+def _fit_once(split: Split, run: RunConfig) -> Model:
+    model = MODELS[run.model.name]
+    assert is_fitted(model)
+    train = training_split(split, run).train
+    return model.fit(train, split.n_items, run.model, run.training.seed)
+
+
+def _fit(
+    sequences: Sequences,
+    split: Split,
+    run: RunConfig,
+    out: Path,
+    options: RunOptions,
+    resume: bool,
+    console: Console | None,
+    group: ProcessGroup,
+) -> tuple[Model, dict[str, Any]]:
+    """The trained model, and facts about its training."""
+    if is_fitted(MODELS[run.model.name]):
+        started = time.monotonic()
+        fitted = _fit_once(split, run)
+        n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
+        seconds = round(time.monotonic() - started, 1)
+        return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
+    available = available_memory()
+    if available is not None:
+        available //= processes_here()
+    longest, n_users = int(split.train.lengths.max()), sequences.n_users
+    memory = check_memory(run, split.n_items, longest, available, n_users, group.n)
+    resume = group.from_first(resume)
+    n_shards = group.from_first(_n_shards(run, out, resume, group.n, len(split.train)))
+    identity: dict[str, Any] = {
+        "config": run.model_dump(mode="json"),
+        "data": sequences.fingerprint,
+    }
+    if n_shards > 1:
+        identity["shards"] = n_shards
+    group.check_same(version=__version__, torch=str(torch.__version__), **identity)
+    if group.is_first:
+        out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            delete_checkpoints(out)
+    _check_same_directory(out, group)
+    directory = RunDirectory(out, identity, launch_id())
+    is_shown = group.is_first
+    with RunLog(out, console, options.tensorboard, is_shown=is_shown) as log:
+        log.say(str(memory))
+        model, progress = train(run, split, n_users, directory, log, options, resume, group)
+    return model, {
+        "training": {
+            "seconds": round(progress.seconds, 1),
+            "sequences": progress.sequences,
+            "best_validation_ndcg@10": None if run.training.on_validation else progress.best,
+            "best_stage": progress.best_stage,
+            "best_epoch": progress.best_epoch,
+            "threads": torch.get_num_threads(),
+            "processes": group.n,
+            "shards": n_shards,
+            "n_parameters": sum(p.numel() for p in model.parameters()),
+        }
+    }
+
+
+def train(
+    run: RunConfig,
+    split: Split,
+    n_users: int,
+    directory: RunDirectory,
+    log: RunLog,
+    options: RunOptions = RunOptions(),  # noqa: B008
+    resume: bool = False,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> tuple[SequenceModel, Progress]:
+    """The model with its best weights; checkpoints go to the directory."""
+    keep_freed_memory()
+    split = training_split(split, run)
+    shard_items = run.training.shard_items
+    device = {"device": "cpu"} if shard_items else {}
+    hardware = choose_hardware(run.training.model_copy(update=device))
+    # The whole of sharded items is put together when the training is over, by the first process.
+    with torch.device("meta" if shard_items else "cpu"):
+        model = build_model(run, split.n_items, n_users)
+    n_workers = run.training.workers if hardware.device.type == "cpu" else 1
+    with WorkerThreads(n_workers) as workers, stop_requested() as is_stopped:
+        shards = shards_of(directory.identity.get("shards", 1), group.n, group.rank)
+        stages = build_stages(run, split, workers.n, group, shards)
+        bias, loss = initial_output_bias(run, split), build_loss(run, split)
+        trainee: Trainee
+        if shard_items:
+            longest = max(sum(stage.batches.n_per_step.values()) for stage in stages)
+            torch.manual_seed(run.training.seed)
+            small = build_model(run, capacity_for(run, split.n_items, longest), 0)
+            bias = torch.zeros(split.n_items) if bias is None else bias
+            trainee = ShardedItems(small, bias, loss, run, workers, hardware, group)
+        else:
+            if bias is not None:
+                model.get_parameter("output_bias").data.copy_(bias)
+            model.to(hardware.device)
+            decay = run.training.weight_decay
+            trainee = Replica(model, loss, decay, workers, hardware, group)
+        validation = validation_users(split, run)
+        loop = TrainingLoop(trainee, stages, validation, run.training, directory, log)
+        loop.exclude_seen, loop.minutes = run.evaluation.exclude_seen, options.minutes
+        loop.keep_stages, loop.is_stopped = options.keep_stages, is_stopped
+        _describe(run, hardware, workers.n, group, log)
+        if validation is None:
+            log.say("the validation items are trained on: nothing is validated")
+        elif note := unreachable_note(validation, run.evaluation.exclude_seen):
+            log.say(note)
+        progress = loop.run(resume=resume)
+        trainee.finish(model)
+    return model, progress
+
+
+def _describe(
+    run: RunConfig, hardware: object, n_workers: int, group: ProcessGroup, log: RunLog
+) -> None:
+    threads = f"{n_workers} worker{'s' * (n_workers > 1)}"
+    if group.n > 1:
+        threads = f"{group.n} processes with {threads} each"
+    log.say(f"training on {hardware}, {threads}, {run.loss.name}")
+
+
+def unreachable_note(held_out: HeldOut, exclude_seen: bool) -> str | None:
+    """A warning when many targets were seen before by their user and so cannot be recommended."""
+    if not exclude_seen:
+        return None
+    histories = held_out.histories
+    n = sum(target in histories[i] for i, target in enumerate(held_out.targets.tolist()))
+    if n < 0.1 * len(held_out):
+        return None
+    return (
+        f"note: {n / len(held_out):.0%} of the validation targets are items that the user had "
+        "before. They count as missed, because seen items are not recommended; if people repeat "
+        "items in your data, train with --set evaluation.exclude_seen=false"
+    )
+
+
+def _n_shards(run: RunConfig, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
+    """As the settings say; a resumed run keeps the number that it was begun with."""
+    begun_with = identity_of(out).get("shards", 1) if resume else None
+    wanted = run.training.shards or begun_with or n_processes
+    check_shards(wanted, n_processes, n_users, run.training.batch_size)
+    return wanted
+
+
+def _is_relaunched(out: Path, run: RunConfig, overwrite: bool) -> bool:
+    """Whether the launcher has restarted its processes: they resume without being told."""
+    if not has_checkpoint(out):
+        return False
+    name = launch_id()
+    if name is None:
+        return is_restart()
+    is_other = identity_of(out).get("config") != run.model_dump(mode="json")
+    if overwrite and is_other and not is_restart():
+        return False  # a name that was used before, for a run that is to be replaced
+    return begun_by(out) == name
+
+
+def _check_same_directory(out: Path, group: ProcessGroup) -> None:
+    """Checkpoints are written by all: a process that does not see the directory is an error now."""
+    if group.n == 1:
+        return
+    token = out / f".seen-by-all-{uuid.uuid4().hex}"
+    if group.is_first:
+        token.touch()
+    name = group.from_first(token.name)
+    seen = group.all_gather([socket.gethostname(), (out / name).exists()])
+    if group.is_first:
+        token.unlink()
+    if blind := sorted({host for host, is_seen in seen if not is_seen}):
+        raise ValueError(
+            f"{out} of the first process cannot be seen from {', '.join(blind)}: give an --out on "
+            "storage that all machines share"
         )
 
 
@@ -348,17 +431,17 @@ def _check_split(split: Split) -> None:
 def _check_users(split: Split, name: str) -> None:
     if not MODELS[name].needs_known_user:
         return
-    asked = np.union1d(split.validation.users, split.test.users)
-    n_strangers = int((~np.isin(asked, split.train.users)).sum())
-    if n_strangers:
+    held_out = np.union1d(split.validation.users, split.test.users)
+    n_unknown = int((~np.isin(held_out, split.train.users)).sum())
+    if n_unknown:
         raise ValueError(
-            f"{name} knows only the users that it was trained on, and {n_strangers:,} of those who "
-            "are asked about have nothing in the training part: use a model that reads "
+            f"{name} knows only the users that it was trained on, and {n_unknown:,} of the "
+            "held-out users have nothing in the training part: use a model that reads "
             "histories, or --set data.split=leave-one-out"
         )
 
 
-def _about(sequences: Sequences, config: Config) -> dict[str, Any]:
+def _about(sequences: Sequences) -> dict[str, Any]:
     return {
         "bert4rec_version": __version__,
         "torch_version": str(torch.__version__),
@@ -372,8 +455,3 @@ def _about(sequences: Sequences, config: Config) -> dict[str, Any]:
             "n_interactions": sequences.n_interactions,
         },
     }
-
-
-def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> None:
-    items = [sequences.vocabulary.raw(token) for token in range(sequences.n_items)]
-    evaluation.save(out, user_ids=sequences.user_ids, item_ids=items)

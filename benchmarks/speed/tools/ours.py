@@ -21,7 +21,7 @@ from bert4rec.config import Config, load_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import Spans
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 from bert4rec.recommender import Recommender
 from bert4rec.training.batches import Batch, cloze_task, epoch_order, make_batch
 from bert4rec.training.gradients import Gradients
@@ -58,7 +58,7 @@ def training_steps(sequences: Sequences, config: Config) -> Iterator[int]:
         masks = torch.Generator().manual_seed(step)
         return make_batch(task, windows, rows, sequences.n_items, masks)
 
-    with Workers() as workers, Workers(1) as preparer:
+    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         gradients = Gradients(model, loss, workers)
         optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
         for step, batch in enumerate(preparer.stream(make, batches(), ahead=2)):

@@ -32,7 +32,7 @@ from bert4rec.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from bert4rec.config import DataConfig
+    from bert4rec.data.filters import DataSettings
     from bert4rec.data.in_parts import Workers
     from bert4rec.data.sequences import Sequences
 
@@ -63,7 +63,7 @@ class TableOptions:
     def open(
         self,
         data: str,
-        config: DataConfig | None,
+        config: DataSettings | None,
         out: Path | None = None,
         *,
         threads: int | None = None,

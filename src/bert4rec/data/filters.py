@@ -6,9 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import duckdb
+from pydantic import Field
+
+from bert4rec.settings import Count, Settings
 
 # The rows to keep, as SQL over `events` and its counts; {value} is the filter's setting.
 _KEEP = {
@@ -138,3 +141,16 @@ def _peel(events: Events, k: int) -> None:
         for side in ("min_item_actions", "min_user_actions"):
             events.keep(_KEEP[side].format(value=k))
         before, after = after, events.totals()["rows"]
+
+
+class DataSettings(Settings):
+    min_user_actions: Count = Field(0, description="drop users with fewer actions than this")
+    min_item_actions: Count = Field(0, description="drop items with fewer actions than this")
+    k_core: Count = Field(
+        0, description="repeat both minimum filters with this number until stable"
+    )
+    min_rating: float | None = Field(None, description="drop interactions rated lower than this")
+    drop_repeats: bool = Field(False, description="keep a user's first action on an item only")
+    split: Literal["leave-one-out", "global-time"] = Field(
+        "leave-one-out", description="how the test and validation items are held out"
+    )

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bert4rec.config import DataConfig
 from bert4rec.data import demo, public
-from bert4rec.data.filters import Filters
+from bert4rec.data.filters import DataSettings, Filters
 from bert4rec.data.in_parts import Workers
 from bert4rec.data.interactions import Interactions, OnBadRows
 from bert4rec.data.prepare import prepare
@@ -53,7 +52,7 @@ def interactions_of(
 
 def open_data(
     source: Any,
-    config: DataConfig | None = None,
+    config: DataSettings | None = None,
     reading: Reading | None = None,
     *,
     out: Path | None = None,
@@ -64,7 +63,7 @@ def open_data(
     on_download: Callable[[int, int | None], None] | None = None,
 ) -> Sequences:
     """Prepared sequences; a directory that was prepared before is opened as it is."""
-    filters = Filters(**(config or DataConfig()).model_dump(exclude={"split"}))
+    filters = Filters(**(config or DataSettings()).model_dump(exclude={"split"}))
     if isinstance(source, str | Path) and (Path(source) / "meta.json").is_file():
         sequences = Sequences.load(source)
         if filters not in (Filters(), Filters(**sequences.meta["filters"])):

@@ -37,6 +37,11 @@ class Spans:
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
 
+    def last(self, n: int) -> Spans:
+        """The last `n` items of each."""
+        starts = np.maximum(self.starts, self.ends - n)
+        return Spans(self.tokens, starts, self.ends, self.users)
+
     def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
         """The spans `rows` as one matrix, padded at the end to the longest of them."""
         starts = self.starts[rows, None]
@@ -49,8 +54,8 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """A history each, and the item that really came next."""
+class HeldOut:
+    """Histories of held-out users, and the item that really came next in each."""
 
     histories: Spans
     targets: NDArray[np.int64]
@@ -62,19 +67,19 @@ class Questions:
     def users(self) -> NDArray[np.int64]:
         return self.histories.users
 
-    def sample(self, n: int, seed: int) -> Questions:
-        """At most `n` of the questions, the same ones for the same seed."""
+    def sample(self, n: int, seed: int) -> HeldOut:
+        """At most `n` of them, the same ones for the same seed."""
         if n >= len(self):
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
-        return Questions(self.histories.take(rows), self.targets[rows])
+        return HeldOut(self.histories.take(rows), self.targets[rows])
 
 
 @dataclass(frozen=True)
 class Split:
     train: Spans
-    validation: Questions
-    test: Questions
+    validation: HeldOut
+    test: HeldOut
     n_items: int
     train_counts: NDArray[np.int64]  # (n_items,) how often each item occurs in `train`
 
@@ -162,16 +167,16 @@ def _split(
 ) -> Split:
     tokens = sequences.tokens
 
-    def questions(rows: NDArray[np.int64], at: NDArray[np.int64]) -> Questions:
+    def held_out(rows: NDArray[np.int64], at: NDArray[np.int64]) -> HeldOut:
         histories = Spans(tokens, starts[rows], at[rows], rows)
-        return Questions(histories, tokens[at[rows]].astype(np.int64))
+        return HeldOut(histories, tokens[at[rows]].astype(np.int64))
 
     trains = np.flatnonzero(train_ends > starts)
     train = Spans(tokens, starts[trains], train_ends[trains], trains)
     return Split(
         train,
-        questions(asks_validation, validation_at),
-        questions(asks_test, test_at),
+        held_out(asks_validation, validation_at),
+        held_out(asks_test, test_at),
         sequences.n_items,
         _counts_of(train, sequences.n_items),
     )

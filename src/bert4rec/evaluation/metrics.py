@@ -3,7 +3,7 @@
 A rank is the place of the one right item in a list, counted from 1; `UNREACHABLE` stands for a
 target that the list could never show, and earns 0 in every metric at every cut-off.
 
-There is one right item a question, which makes some metrics equal, and we say so rather than
+There is one right item per user, which makes some metrics equal, and we say so rather than
 leave one out: Recall@k is HR@k (the one item is found or not), and MAP@k is MRR@k (the precision
 at the one hit is 1 / rank). The ideal DCG is 1, so NDCG@k is 1 / log2(rank + 1) within k.
 """
@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-UNREACHABLE = 0
+from bert4rec.scoring import UNREACHABLE
+
 CONFIDENCE = 0.95
 _RESAMPLED_AT_ONCE = 1 << 22  # users times resamples held in memory together: 32 MB of counts
 

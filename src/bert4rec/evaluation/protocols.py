@@ -6,57 +6,22 @@ tables use. Under all three, ties are placed before the target:
 
     rank = 1 + #{candidate j, j != target : score_j >= score_target}
 
-so that a constant score earns nothing. Shapes: `B` questions, `V` items, `K` negatives.
+so that a constant score earns nothing; `bert4rec.scoring.rank_of` does it for `full`. Shapes: `B` held_out, `V` items, `K` negatives.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bert4rec.data.splits import Questions
-from bert4rec.evaluation.metrics import UNREACHABLE
+from bert4rec.data.splits import HeldOut
 
 PROTOCOLS = ("full", "popularity", "uniform")
-NO_ITEM = -1  # fills the row of a question for which there are fewer than K eligible negatives
+NO_ITEM = -1  # fills the row of a user for whom there are fewer than K eligible negatives
 
-_CELLS_AT_ONCE = 1 << 24  # questions times items held in memory together
+_CELLS_AT_ONCE = 1 << 24  # users times items held in memory together
 _TRIES_PER_NEGATIVE = 3  # draws with replacement before the exact race takes over
-
-
-def check_scores(scores: Tensor, n_questions: int, n_items: int) -> None:
-    """A NaN compares as smaller than everything and would earn rank 1: refuse it."""
-    if scores.shape != (n_questions, n_items):
-        raise ValueError(
-            f"the model's scores have shape {tuple(scores.shape)}, expected "
-            f"{(n_questions, n_items)}: one row a history, one column an item"
-        )
-    n_broken = int(scores.amax(dim=1).isnan().sum())  # the maximum of a row with a NaN is NaN
-    if n_broken:
-        raise ValueError(
-            f"the model's scores are NaN for {n_broken} of {n_questions} histories: its weights "
-            "are broken; train again with a lower learning rate or load an earlier checkpoint"
-        )
-
-
-def full_rank(scores: Tensor, targets: Tensor, excluded: Tensor | None) -> Tensor:
-    """Rank among all items, without those in `excluded` (B, L) when it is given: -> (B,).
-
-    `excluded` is a padded history. A target that is in it could never be recommended: it gets
-    `UNREACHABLE`.
-    """
-    column = targets[:, None]
-    before = scores >= scores.gather(1, column)
-    before.scatter_(1, column, False)
-    if excluded is not None:
-        # PAD has no column of its own: it repeats the target's, which is False already.
-        before.scatter_(1, torch.where(excluded < scores.shape[1], excluded, column), False)
-    ranks = 1 + before.sum(dim=1, dtype=torch.int32).long()
-    if excluded is not None:
-        ranks = ranks.masked_fill((excluded == column).any(dim=1), UNREACHABLE)
-    return ranks
 
 
 def sampled_rank(scores: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
@@ -66,9 +31,9 @@ def sampled_rank(scores: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
 
 
 def draw_negatives(
-    questions: Questions, weights: NDArray[np.int64], n_negatives: int, seed: int
+    held_out: HeldOut, weights: NDArray[np.int64], n_negatives: int, seed: int
 ) -> NDArray[np.int32]:
-    """`n_negatives` items a question, without replacement, in proportion to `weights`.
+    """`n_negatives` items per user, without replacement, in proportion to `weights`.
 
     The user's own items (history and target) are rejected, items of weight 0 are never drawn,
     and where fewer items are eligible all of them are taken and `NO_ITEM` fills the row.
@@ -79,8 +44,8 @@ def draw_negatives(
     (the smallest -log(u) / weight come first), which is that same distribution again
     (Efraimidis & Spirakis 2006) at the cost of a pass over the catalogue.
 
-    The random numbers of a question depend on the seed, its user and its target only: neither
-    the model, the batch size nor which other questions are asked changes its negatives.
+    The random numbers of a row depend on the seed, its user and its target only: neither
+    the model, the batch size nor the other rows change its negatives.
     """
     if n_negatives < 1:
         raise ValueError(f"n_negatives is {n_negatives}: choose 1 or more")
@@ -89,14 +54,14 @@ def draw_negatives(
             "the weights of the negatives must be 0 or more and not all 0: "
             "pass the item counts of the training data"
         )
-    negatives = np.full((len(questions), n_negatives), NO_ITEM, dtype=np.int32)
+    negatives = np.full((len(held_out), n_negatives), NO_ITEM, dtype=np.int32)
     n_draws = _TRIES_PER_NEGATIVE * n_negatives
     # A draw costs about 16 times the memory of a cell of the mask of own items.
     at_once = max(1, _CELLS_AT_ONCE // max(len(weights), 16 * n_draws))
-    for first in range(0, len(questions), at_once):
-        rows = np.arange(first, min(first + at_once, len(questions)))
-        keys = _keys(seed, questions.users[rows], questions.targets[rows])
-        taken = _own_items(questions, rows, len(weights))
+    for first in range(0, len(held_out), at_once):
+        rows = np.arange(first, min(first + at_once, len(held_out)))
+        keys = _keys(seed, held_out.users[rows], held_out.targets[rows])
+        taken = _own_items(held_out, rows, len(weights))
         _draw_and_reject(negatives[first : rows[-1] + 1], taken, weights, keys)
         short = np.flatnonzero(negatives[rows, -1] == NO_ITEM)
         # The race holds float64 keys, eight times the mask's size: fewer rows at once.
@@ -105,11 +70,11 @@ def draw_negatives(
     return negatives
 
 
-def _own_items(questions: Questions, rows: NDArray[np.int64], n_items: int) -> NDArray[np.bool_]:
+def _own_items(held_out: HeldOut, rows: NDArray[np.int64], n_items: int) -> NDArray[np.bool_]:
     own = np.zeros((len(rows), n_items), dtype=np.bool_)
     for i, row in enumerate(rows):
-        own[i, questions.histories[int(row)]] = True
-    own[np.arange(len(rows)), questions.targets[rows]] = True
+        own[i, held_out.histories[int(row)]] = True
+    own[np.arange(len(rows)), held_out.targets[rows]] = True
     return own
 
 

@@ -41,7 +41,7 @@ def notes(evaluation: Evaluation) -> list[str]:
     extras = evaluation.extras
     settings, bias = extras["settings"], extras["popularity_bias"]
     lines = [f"{extras['n_users']:,} users, {extras['n_items']:,} items, seed {settings['seed']}."]
-    lines.append("One right item a user: Recall@k is HR@k, MAP@k is MRR@k (in metrics.json).")
+    lines.append("One right item per user: Recall@k is HR@k, MAP@k is MRR@k (in metrics.json).")
     n_short = extras.get("n_short_of_negatives", 0)
     if n_short:
         lines.append(

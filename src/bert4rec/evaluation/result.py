@@ -1,7 +1,7 @@
 """What one evaluation found, and the two files that keep it.
 
 `metrics.json` holds the means, their intervals and the settings; `per_user.parquet` holds a rank
-a user and protocol, from which any metric can be computed again and any two runs compared.
+per user and protocol, from which any metric can be computed again and any two runs compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PER_USER_FILE = "per_user.parquet"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row a question: user row, target token, and the target's rank under each protocol."""
+    """One row per held-out user: user row, target token, and the target's rank under each protocol."""
 
     users: NDArray[np.int64]
     targets: NDArray[np.int64]

@@ -23,7 +23,7 @@ from bert4rec.durable import new_file, write_file
 from bert4rec.lab.lab_result import MeanEstimate
 from bert4rec.models import Model
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.parallel import Workers
+from bert4rec.threads import WorkerThreads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +107,7 @@ def average_attention(
         total: NDArray[np.float64] = weights.double().sum(1).cpu().numpy()
         return total
 
-    with Workers() as workers:
+    with WorkerThreads() as workers:
         return AttentionMaps(np.sum(workers.map(summed, parts), axis=0) / n, n)
 
 

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeGuard
 
 from torch import Tensor
 
-from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
-from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.bpr_mf import BPRMF
-from bert4rec.models.caser import Caser
-from bert4rec.models.cdae import CDAE
-from bert4rec.models.fpmc import FPMC
-from bert4rec.models.gru4rec import GRU4Rec
-from bert4rec.models.item_knn import ItemKNN
-from bert4rec.models.learned import Learned
-from bert4rec.models.markov import MarkovChain
-from bert4rec.models.narm import NARM
-from bert4rec.models.neumf import NeuMF
-from bert4rec.models.popularity import Popularity
-from bert4rec.models.sasrec import SASRec
-from bert4rec.models.stamp import STAMP
+from bert4rec.models.output import Output
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.registry import Registry
+from bert4rec.settings import Settings
 
 
 class Model(Protocol):
-    """All that evaluation and serving may ask of any recommender, learned or counted.
+    """All that scoring needs of a recommender, trained or fitted.
 
-    Several threads may call `score` at once.
+    Several threads may call `encode` at once.
     """
 
     n_items: int
-    needs_known_user: ClassVar[bool]  # whether a history alone, of user -1, tells it nothing
-    n_read: int | None  # how many of a history's last items have a say; None is all
+    settings_class: ClassVar[type[Settings]]
+    objectives: ClassVar[tuple[str, ...]]  # that can train it; none for models that are fitted
+    needs_known_user: ClassVar[bool]  # whether a history alone, of user -1, says nothing to it
+    max_history: int | None  # how many of a history's last items are read; None is all
 
-    def score(self, users: Tensor, history: Tensor) -> Tensor:
-        """(B,) user rows, (B, L) tokens padded with `n_items` → (B, V) scores, higher is better."""
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        """(B,) user rows, (B, L) tokens padded with `n_items` at the end → (B, D) vectors."""
+        ...
+
+    def output(self) -> Output:
+        """How such a vector becomes scores."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -43,31 +38,41 @@ class Model(Protocol):
         ...
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self: ...
+    def restore(cls, tensors: dict[str, Tensor], settings: Any, n_items: int) -> Self: ...
 
 
 class FittedModel(Model, Protocol):
-    """A model that fits itself in one call; the training loop has nothing to do."""
+    """A model that is fitted in one call; there is nothing to do for the training loop."""
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int, config: Config) -> Self: ...
+    def fit(cls, train: Spans, n_items: int, settings: Any, seed: int = 0) -> Self: ...
 
 
-FITTED: dict[str, type[FittedModel]] = {
-    "popularity": Popularity,
-    "markov": MarkovChain,
-    "item-knn": ItemKNN,
-    "bpr-mf": BPRMF,
-}
-LEARNED: dict[str, type[Learned]] = {
-    "bert4rec": BERT4Rec,
-    "sasrec": SASRec,
-    "fpmc": FPMC,
-    "neumf": NeuMF,
-    "caser": Caser,
-    "cdae": CDAE,
-    "gru4rec": GRU4Rec,
-    "narm": NARM,
-    "stamp": STAMP,
-}
-MODELS: dict[str, type[Model]] = {**FITTED, **LEARNED}
+MODELS: Registry[type[Model]] = Registry(
+    "model.name",
+    {
+        "bert4rec": "bert4rec.models.bert4rec:BERT4Rec",
+        "bert4rec-causal": "bert4rec.models.bert4rec:CausalBERT4Rec",
+        "sasrec": "bert4rec.models.sasrec:SASRec",
+        "gru4rec": "bert4rec.models.gru4rec:GRU4Rec",
+        "narm": "bert4rec.models.narm:NARM",
+        "stamp": "bert4rec.models.stamp:STAMP",
+        "caser": "bert4rec.models.caser:Caser",
+        "fpmc": "bert4rec.models.fpmc:FPMC",
+        "neumf": "bert4rec.models.neumf:NeuMF",
+        "cdae": "bert4rec.models.cdae:CDAE",
+        "popularity": "bert4rec.models.popularity:Popularity",
+        "markov": "bert4rec.models.markov:MarkovChain",
+        "item-knn": "bert4rec.models.item_knn:ItemKNN",
+        "bpr-mf": "bert4rec.models.bpr_mf:BPRMF",
+    },
+)
+
+
+def is_trained(model: type[Model]) -> TypeGuard[type[SequenceModel]]:
+    """Whether the training loop trains it; all others are fitted."""
+    return issubclass(model, SequenceModel)
+
+
+def is_fitted(model: type[Model]) -> TypeGuard[type[FittedModel]]:
+    return not issubclass(model, SequenceModel)

@@ -1,20 +1,31 @@
 """BPR-MF: matrix factorisation that ranks what a user had before what they did not have.
 
 Rendle et al., "BPR: Bayesian Personalized Ranking from Implicit Feedback" (UAI 2009), fitted by
-the `implicit` library. Shapes: `B` questions, `U` user rows, `V` items, `D` factors.
+the `implicit` library. Shapes: `B` users, `U` user rows, `V` items, `D` factors.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
-from bert4rec.models.user_items import require_implicit, user_item_matrix
+from bert4rec.models.output import ScoreRows
+from bert4rec.models.sequence_model import ModelSettings
+from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
+from bert4rec.settings import Positive
+
+
+class BPRMFSettings(ModelSettings):
+    name: str = "bpr-mf"
+    dim: Positive = Field(128, description="number of factors")
+    epochs: Positive = Field(100, description="passes over the interactions")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(0.05, description="of plain SGD")
+    regularization: Annotated[float, Field(ge=0)] = Field(0.01, description="λ of the paper")
 
 
 class BPRMF:
@@ -27,8 +38,10 @@ class BPRMF:
     popularity instead of uniformly, and a draw that the user did have is skipped.
     """
 
+    settings_class = BPRMFSettings
+    objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = True
-    n_read: int | None = 0
+    max_history: int | None = 0
 
     def __init__(self, user_factors: Tensor, item_factors: Tensor, is_known: Tensor) -> None:
         assert user_factors.shape[1] == item_factors.shape[1]
@@ -39,19 +52,18 @@ class BPRMF:
         self.is_known = is_known  # (U,) bool: the rows that training saw
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int, config: Config) -> Self:
-        """`training.epochs` passes of plain SGD; `training.weight_decay` is λ."""
+    def fit(cls, train: Spans, n_items: int, settings: BPRMFSettings, seed: int = 0) -> Self:
         require_implicit("bpr-mf")
         from implicit.cpu.bpr import BayesianPersonalizedRanking
         from implicit.recommender_base import ModelFitError
 
         user_items = user_item_matrix(train, n_items)
         factorisation = BayesianPersonalizedRanking(
-            factors=config.model.dim,
-            learning_rate=config.training.learning_rate,
-            regularization=config.training.weight_decay,
-            iterations=config.training.epochs,
-            random_state=config.training.seed,
+            factors=settings.dim,
+            learning_rate=settings.learning_rate,
+            regularization=settings.regularization,
+            iterations=settings.epochs,
+            random_state=seed,
             # More threads write over each other's steps: the same seed would give another model
             # every time (benfred/implicit#710).
             num_threads=1,
@@ -60,8 +72,8 @@ class BPRMF:
             factorisation.fit(user_items, show_progress=False)
         except ModelFitError as error:
             raise ValueError(
-                f"BPR-MF diverged with training.learning_rate = {config.training.learning_rate} "
-                f"and training.weight_decay = {config.training.weight_decay}: "
+                f"BPR-MF diverged with model.learning_rate = {settings.learning_rate} "
+                f"and model.regularization = {settings.regularization}: "
                 "choose a lower learning rate"
             ) from error
         return cls(
@@ -70,8 +82,8 @@ class BPRMF:
             torch.from_numpy(np.diff(user_items.indptr) > 0),
         )
 
-    def score(self, users: Tensor, history: Tensor) -> Tensor:
-        """(B,), (B, L) -> (B, V)"""
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        """(B,), (B, L) → (B, V) scores"""
         rows = users.to(self.user_factors.device)
         is_row = (rows >= 0) & (rows < len(self.user_factors))
         if not bool((is_row & self.is_known[rows.where(is_row, 0)]).all()):
@@ -80,7 +92,10 @@ class BPRMF:
                 "ask for one of those users, or train a model that reads histories, "
                 "such as bert4rec"
             )
-        return (self.user_factors[rows] @ self.item_factors.T).to(history.device)
+        return (self.user_factors[rows] @ self.item_factors.T).to(histories.device)
+
+    def output(self) -> ScoreRows:
+        return ScoreRows(self.n_items)
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -90,5 +105,5 @@ class BPRMF:
         }
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+    def restore(cls, tensors: dict[str, Tensor], settings: BPRMFSettings, n_items: int) -> Self:
         return cls(tensors["user_factors"], tensors["item_factors"], tensors["is_known"])

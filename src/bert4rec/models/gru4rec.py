@@ -7,58 +7,64 @@ cross-entropy it is the strong GRU4Rec of Klenitskiy & Vasilev (RecSys 2023).
 Where this differs from the authors' code: it steps through many sessions in parallel, one event a
 time, carries the state over and back-propagates through one step; here a batch is whole windows of
 histories, and the gradient goes back to their first item. Scores are linear, without a last tanh or
-ELU. `model.tied_output` is the code's `constrained_embedding`.
+ELU.
 
-Shapes: B batch, L length, D width, H width of the states, M asked positions of a batch.
+Shapes: B batch, L length, D width, M query positions of a batch.
 """
 
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from bert4rec.config import ModelConfig
-from bert4rec.data.pieces import Size
-from bert4rec.models.layers import ByteDropout
-from bert4rec.models.learned import Learned
-from bert4rec.models.output import InBlocks, products
-from bert4rec.models.table import Table
+from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.models.kernels.byte_dropout import ByteDropout
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
+from bert4rec.settings import Dropout, Positive
 
 
-class GRU4Rec(Learned):
-    """Item vectors, recurrent layers, and an output matrix of its own."""
+class GRU4RecSettings(SequenceModelSettings):
+    name: str = "gru4rec"
+    layers: Positive = Field(1, description="recurrent layers")
+    output_dropout: Dropout | None = Field(
+        None, description="dropout of the states; defaults to `dropout`"
+    )
 
-    task = "next-item"
+
+class GRU4Rec(SequenceModel):
+    """Item embeddings, recurrent layers, and an output matrix of its own."""
+
+    settings_class = GRU4RecSettings
+    objectives = ("next_item",)
     # The steps of a GRU follow each other: the more rows take each of them together, the better.
-    piece = Size(32_768, 8_000)
+    microbatch = MicrobatchSize(32_768, 8_000)
 
-    def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
-        super().__init__(n_items, config)
-        width = config.hidden or config.dim
-        if config.tied_output and width != config.dim:
-            raise ValueError(
-                f"model.hidden = {width} differs from model.dim = {config.dim}, so the output "
-                "cannot be tied to the item vectors: leave hidden out or set tied_output = false"
-            )
-        self.items = Table(n_items + 1, config.dim)  # and a row for PAD
-        self.dropout = ByteDropout(config.dropout)
-        self.gru = recurrent_layers(config.dim, width, config.layers)
-        self.dropout_states = ByteDropout(config.last_dropout)
-        self.output_items = None if config.tied_output else Table(n_items, width)
+    def __init__(self, n_items: int, settings: GRU4RecSettings, n_users: int = 0) -> None:
+        super().__init__(n_items, settings)
+        self.items = RowEmbedding(n_items + 1, settings.dim)  # and a row for PAD
+        self.dropout = ByteDropout(settings.dropout)
+        self.gru = recurrent_layers(settings.dim, settings.dim, settings.layers)
+        self.dropout_states = ByteDropout(default_to(settings.dropout, settings.output_dropout))
+        self.output_items = RowEmbedding(n_items, settings.dim)
         self.output_bias = nn.Parameter(torch.zeros(n_items))
-        for table in (self.items, self.output_items):
-            if table is not None:
-                nn.init.normal_(table.weight, std=width**-0.5)
+        for embedding in (self.items, self.output_items):
+            nn.init.normal_(embedding.weight, std=settings.dim**-0.5)
 
-    def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+    def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         # Padding stands at the end: no state before it has read it.
         states, _ = self.gru(self.dropout(self.items(tokens)))
-        out: Tensor = self.dropout_states(states.flatten(0, 1).index_select(0, at))
+        out: Tensor = self.dropout_states(states.flatten(0, 1).index_select(0, positions))
         return out
 
-    def output(self) -> InBlocks:
-        table = self.items if self.output_items is None else self.output_items
-        return products(table, self.output_bias)
+    def output(self) -> ItemProducts:
+        return dot_product(self.output_items, self.output_bias)
+
+
+def default_to(default: float, value: float | None) -> float:
+    return default if value is None else value
 
 
 def recurrent_layers(dim: int, width: int, n_layers: int) -> nn.GRU:

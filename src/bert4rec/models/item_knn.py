@@ -9,14 +9,25 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
-from bert4rec.models.user_items import require_implicit, user_item_matrix
+from bert4rec.models.output import ScoreRows
+from bert4rec.models.sequence_model import ModelSettings
+from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
+from bert4rec.settings import Positive
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory of a call: long histories have many neighbours
+
+
+class ItemKNNSettings(ModelSettings):
+    name: str = "item-knn"
+    neighbours: Positive = Field(20, description="how many similar items an item has")
+    similarity: Literal["cosine", "tfidf", "bm25"] = Field(
+        "tfidf", description="how the users of two items are compared"
+    )
 
 
 class ItemKNN:
@@ -28,8 +39,10 @@ class ItemKNN:
     `columns[offsets[j]:offsets[j + 1]]`. Row `V` is PAD's and is empty.
     """
 
+    settings_class = ItemKNNSettings
+    objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = False
-    n_read: int | None = None
+    max_history: int | None = None
 
     def __init__(self, offsets: Tensor, columns: Tensor, values: Tensor) -> None:
         self.n_items = len(offsets) - 2
@@ -40,13 +53,13 @@ class ItemKNN:
         self._most_neighbours = int(offsets.diff().max())
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int, config: Config) -> Self:
+    def fit(cls, train: Spans, n_items: int, settings: ItemKNNSettings, seed: int = 0) -> Self:
         require_implicit("item-knn")
         from implicit.nearest_neighbours import ItemItemRecommender
 
-        weighted = _weighted(user_item_matrix(train, n_items), config.model.similarity)
+        weighted = _weighted(user_item_matrix(train, n_items), settings.similarity)
         # One more than we keep: the list of an item holds the item itself.
-        neighbourhood = ItemItemRecommender(K=config.model.neighbours + 1)
+        neighbourhood = ItemItemRecommender(K=settings.neighbours + 1)
         neighbourhood.fit(weighted, show_progress=False)
         found = neighbourhood.similarity.tocoo()
         is_pair = (found.row != found.col) & (found.data != 0)
@@ -55,7 +68,7 @@ class ItemKNN:
         item, other, value = (x[nearest_first] for x in (item, other, value))
         # Under BM25 an item may be less like itself than like others, and so not be in its list.
         place = np.arange(len(item)) - np.searchsorted(item, item)
-        is_kept = place < config.model.neighbours
+        is_kept = place < settings.neighbours
         item, other, value = (x[is_kept] for x in (item, other, value))
         offsets = np.searchsorted(item, np.arange(n_items + 2))
         return cls(
@@ -64,16 +77,19 @@ class ItemKNN:
             torch.from_numpy(value.astype(np.float32)),
         )
 
-    def score(self, users: Tensor, history: Tensor) -> Tensor:
-        """(B,), (B, L) -> (B, V)"""
-        distinct = self._distinct(history.to(self.offsets.device))
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        """(B,), (B, L) → (B, V) scores"""
+        distinct = self._distinct(histories.to(self.offsets.device))
         scores = torch.zeros(
             len(distinct), self.n_items, dtype=torch.float64, device=distinct.device
         )
         n_rows = max(1, PAIRS_AT_ONCE // max(1, distinct.shape[1] * self._most_neighbours))
         for first in range(0, len(distinct), n_rows):
             self._add_neighbours(scores[first : first + n_rows], distinct[first : first + n_rows])
-        return scores.float().to(history.device)
+        return scores.float().to(histories.device)
+
+    def output(self) -> ScoreRows:
+        return ScoreRows(self.n_items)
 
     def _distinct(self, history: Tensor) -> Tensor:
         """(B, L) each item of a history once, in the order of tokens; PAD in all other places.
@@ -100,7 +116,7 @@ class ItemKNN:
         return {"offsets": self.offsets, "columns": self.columns, "values": self.values}
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+    def restore(cls, tensors: dict[str, Tensor], settings: ItemKNNSettings, n_items: int) -> Self:
         return cls(tensors["offsets"], tensors["columns"], tensors["values"])
 
 

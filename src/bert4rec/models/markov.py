@@ -13,12 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bert4rec.config import Config, ModelConfig
 from bert4rec.data.splits import Spans
+from bert4rec.models.output import ScoreRows
+from bert4rec.models.sequence_model import ModelSettings
 
 # Weight of the popularity prior, in transitions. Below 1, an item never seen after the last one
 # (at most PRIOR * 1) always scores less than one seen after it just once (at least 1).
 PRIOR = 0.5
+
+
+class MarkovSettings(ModelSettings):
+    name: str = "markov"
 
 
 class MarkovChain:
@@ -29,8 +34,10 @@ class MarkovChain:
     no special case: it gets the popularity itself.
     """
 
+    settings_class = MarkovSettings
+    objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = False
-    n_read: int | None = 1
+    max_history: int | None = 1
 
     def __init__(
         self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor
@@ -48,7 +55,7 @@ class MarkovChain:
         self._n_out = running[offsets[1:]] - running[offsets[:-1]]  # (V + 1,)
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int, config: Config) -> Self:
+    def fit(cls, train: Spans, n_items: int, settings: MarkovSettings, seed: int = 0) -> Self:
         at = _positions(train)
         items = np.asarray(train.tokens[at], dtype=np.int64)
         follows = np.ones(len(items) + 1, dtype=np.bool_)
@@ -63,9 +70,9 @@ class MarkovChain:
             *(torch.from_numpy(x.astype(np.int64)) for x in (offsets, after, counts, popularity))
         )
 
-    def score(self, users: Tensor, history: Tensor) -> Tensor:
-        """(B,), (B, L) -> (B, V)"""
-        last = self._last_items(history.to(self.offsets.device))
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        """(B,), (B, L) → (B, V) scores"""
+        last = self._last_items(histories.to(self.offsets.device))
         total = self._n_out[last].double() + PRIOR
         scores = PRIOR * self._share / total[:, None]
         n_seen = self.offsets[last + 1] - self.offsets[last]
@@ -74,14 +81,15 @@ class MarkovChain:
         entry = torch.arange(len(row), device=last.device)
         entry += (self.offsets[last] - (n_seen.cumsum(0) - n_seen))[row]
         scores[row, self.columns[entry]] += self.counts[entry] / total[row]
-        return scores.log().float().to(history.device)
+        return scores.log().float().to(histories.device)
 
-    def _last_items(self, history: Tensor) -> Tensor:
-        """(B,) last real item, whichever side the padding is on; PAD where there is none."""
-        history = pad(history, (1, 0), value=self.n_items)
-        places = torch.arange(history.shape[1], device=history.device)
-        last = ((history < self.n_items) * places).amax(dim=1)
-        return history.gather(1, last[:, None]).squeeze(1)
+    def output(self) -> ScoreRows:
+        return ScoreRows(self.n_items)
+
+    def _last_items(self, histories: Tensor) -> Tensor:
+        """(B,) last item before the padding; PAD where there is none."""
+        lengths = (histories < self.n_items).sum(1, keepdim=True)
+        return pad(histories, (1, 0), value=self.n_items).gather(1, lengths)[:, 0]
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -92,7 +100,7 @@ class MarkovChain:
         }
 
     @classmethod
-    def restore(cls, tensors: dict[str, Tensor], config: ModelConfig, n_items: int) -> Self:
+    def restore(cls, tensors: dict[str, Tensor], settings: MarkovSettings, n_items: int) -> Self:
         return cls(tensors["offsets"], tensors["columns"], tensors["counts"], tensors["popularity"])
 
 

@@ -4,10 +4,10 @@
     ŷ_ui = hᵀ [GMF ; MLP] + c                                                      (Eq. 12)
 
 With D predictive factors, p and q are D wide, p' and q' 2D, and the tower is 4D → 2D → D. The loss
-is `bce` with 4 uniform negatives. A stranger has no vectors, so only known users can be answered.
+is `bce` with 4 uniform negatives. An unknown user has no vectors, so only known users can be answered.
 
 Where this differs from the paper: both paths are trained together from the start, without being
-pre-trained apart; dropout of the user's vectors is there for those who want it; and a negative may
+pre-trained apart; dropout of the user embeddings is there for those who want it; and a negative may
 be another item of the user's (only the target itself is left out).
 
 Shapes: B batch, L length, D predictive factors, V items, M vectors, K items each.
@@ -22,38 +22,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bert4rec.config import ModelConfig
-from bert4rec.data.pieces import Size
-from bert4rec.models.layers import ByteDropout
-from bert4rec.models.learned import Learned
-from bert4rec.models.table import Table, rows_of
+from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.models.kernels.byte_dropout import ByteDropout
+from bert4rec.models.kernels.row_embedding import RowEmbedding, embed
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 
 MOST_HIDDEN = 2**22  # numbers of the tower's widest layer that are held at a time
 
 
-class NeuMF(Learned):
+class NeuMFSettings(SequenceModelSettings):
+    name: str = "neumf"
+
+
+class NeuMF(SequenceModel):
     """A position's vector is its user's: [p_u ; the user's part of the tower's first layer]."""
 
-    task = "reconstruction"
+    settings_class = NeuMFSettings
+    objectives = ("denoising",)
     needs_known_user = True
-    piece = Size(16384, 4000)  # nothing is computed at a position
+    microbatch = MicrobatchSize(16384, 4000)  # nothing is computed at a position
 
-    def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
-        super().__init__(n_items, config, n_users)
-        self.n_read = 1
-        self.dim = dim = config.dim
-        self.users = Table(n_users, 3 * dim)  # p and p'
-        self.items = Table(n_items, 3 * dim)  # q and q'
+    def __init__(self, n_items: int, settings: NeuMFSettings, n_users: int = 0) -> None:
+        super().__init__(n_items, settings, n_users)
+        self.max_history = 1
+        self.dim = dim = settings.dim
+        self.users = RowEmbedding(n_users, 3 * dim)  # p and p'
+        self.items = RowEmbedding(n_items, 3 * dim)  # q and q'
         # W_1 [p' ; q'] is a part of the user and a part of the item, each computed once.
         self.user_layer = nn.Linear(2 * dim, 2 * dim)
         self.item_layer = nn.Linear(2 * dim, 2 * dim, bias=False)
         self.tower = nn.Linear(2 * dim, dim)
         self.final = nn.Linear(2 * dim, 1)
-        self.dropout = ByteDropout(config.dropout)
-        for table in (self.users, self.items):
-            nn.init.normal_(table.weight, std=0.01)  # the paper's
+        self.dropout = ByteDropout(settings.dropout)
+        for embedding in (self.users, self.items):
+            nn.init.normal_(embedding.weight, std=0.01)  # the paper's
 
-    def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+    def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         if bool((users < 0).any()):
             raise ValueError(
                 "neumf knows users, not histories, and cannot answer for a user it was not trained "
@@ -61,7 +65,7 @@ class NeuMF(Learned):
             )
         p, p_tower = self.dropout(self.users(users)).split([self.dim, 2 * self.dim], dim=1)
         vectors = torch.cat([p, self.user_layer(p_tower)], dim=1)
-        return vectors.index_select(0, at // tokens.shape[1])
+        return vectors.index_select(0, positions // tokens.shape[1])
 
     def output(self) -> TwoPaths:
         return TwoPaths(self.items.weight, self.item_layer, self.tower, self.final)
@@ -83,11 +87,11 @@ class TwoPaths(NamedTuple):
         return len(self.items)
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
-        vectors = rows_of(self.items, items, is_sparse=True)  # (1 or M, K, 3D)
+        vectors = embed(self.items, items, is_sparse=True)  # (1 or M, K, 3D)
         return self._in_blocks(h, vectors)
 
-    def all_scores(self, h: Tensor) -> Tensor:
-        return self._in_blocks(h, self.items[None])
+    def block_scores(self, h: Tensor, first: int, last: int) -> Tensor:
+        return self._in_blocks(h, self.items[None, first:last])
 
     def _in_blocks(self, h: Tensor, vectors: Tensor) -> Tensor:
         """(M, 3D), (1 or M, K, 3D) → (M, K), some of the M at a time.

@@ -1,6 +1,7 @@
-"""How a vector of the model becomes scores of items; all that a loss may ask of an output layer.
+"""Output layers: how the vector of a query becomes scores of items.
 
-Shapes: M vectors, K items each, D width, V items.
+That is all that losses and scoring know of a model's output. Shapes: M vectors, K items each, D
+width, V items.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert4rec.models.coded_table import CodedTable
-from bert4rec.models.table import Table, entries_of, rows_of
+from bert4rec.models.kernels.row_embedding import RowEmbedding, embed, lookup
+from bert4rec.models.quantized_embedding import QuantizedEmbedding
 
 
 class Output(Protocol):
@@ -19,19 +20,19 @@ class Output(Protocol):
     def n_items(self) -> int: ...
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
-        """(M, D), (M, K) or (1, K) for the same items everywhere → (M, K)."""
+        """(M, D), (M, K), or (1, K) for the same items in every row → (M, K)."""
         ...
 
-    def all_scores(self, h: Tensor) -> Tensor:
-        """(M, D) → (M, V)"""
+    def block_scores(self, h: Tensor, first: int, last: int) -> Tensor:
+        """(M, D) → (M, last - first): the scores of successive items, in memory of their own."""
         ...
 
 
-class Products(NamedTuple):
-    """h·W_i + b_i: the only output that a softmax over all items can be computed of quickly.
+class DotProduct(NamedTuple):
+    """h·W_i + b_i: the only output whose softmax over all items can be computed quickly.
 
-    `weight` is a whole parameter, so that a loss can add to its gradient; its rows beyond those of
-    `bias` are no items.
+    `weight` is a whole parameter, so that a loss can add to its gradient; rows beyond those of
+    `bias` belong to PAD and MASK.
     """
 
     weight: Tensor  # (≥V, D)
@@ -42,27 +43,23 @@ class Products(NamedTuple):
         return len(self.bias)
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
-        vectors = rows_of(self.weight, items, is_sparse=True)  # (1 or M, K, D)
+        vectors = embed(self.weight, items, is_sparse=True)  # (1 or M, K, D)
         is_shared = len(items) == 1 and len(h) > 1
         products = h @ vectors[0].T if is_shared else (vectors @ h[:, :, None])[:, :, 0]
-        return products + entries_of(self.bias, items)
-
-    def all_scores(self, h: Tensor) -> Tensor:
-        return F.linear(h, self.weight[: len(self.bias)], self.bias)
-
-    def block(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """(n, D) vectors and (n,) biases of successive items."""
-        return self.weight[first:last], self.bias[first:last]
+        return products + lookup(self.bias, items)
 
     def block_scores(self, h: Tensor, first: int, last: int) -> Tensor:
-        """(M, D) → (M, n), what `block` gives the scores of."""
         return F.linear(h, self.weight[first:last], self.bias[first:last])
 
+    def block(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """(n, D) embeddings and (n,) biases of successive items."""
+        return self.weight[first:last], self.bias[first:last]
 
-class CodedProducts(NamedTuple):
-    """The same of vectors that are kept as codes; for scores only, since codes have no gradient."""
 
-    table: CodedTable
+class QuantizedDotProduct(NamedTuple):
+    """The same with quantized item embeddings; for scoring only, since codes have no gradient."""
+
+    embedding: QuantizedEmbedding
     bias: Tensor  # (V,)
 
     @property
@@ -70,27 +67,36 @@ class CodedProducts(NamedTuple):
         return len(self.bias)
 
     def scores(self, h: Tensor, items: Tensor) -> Tensor:
-        vectors: Tensor = self.table(items)  # (1 or M, K, D)
+        vectors: Tensor = self.embedding(items)  # (1 or M, K, D)
         is_shared = len(items) == 1 and len(h) > 1
         products = h @ vectors[0].T if is_shared else (vectors @ h[:, :, None])[:, :, 0]
         return products + self.bias[items]
 
-    def all_scores(self, h: Tensor) -> Tensor:
-        return self.block_scores(h, 0, self.n_items)
+    def block_scores(self, h: Tensor, first: int, last: int) -> Tensor:
+        return self.embedding.products(h, first, last).add_(self.bias[first:last])
 
     def block(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """The same as of `Products`: decoded for the caller, who keeps no more than a block."""
-        return self.table.block(first, last), self.bias[first:last]
+        """As of `DotProduct`: decoded for the caller, who keeps no more than a block."""
+        return self.embedding.block(first, last), self.bias[first:last]
+
+
+class ScoreRows(NamedTuple):
+    """Of models that compute the scores of all items at once: the vector is the row of scores."""
+
+    n_items: int
+
+    def scores(self, h: Tensor, items: Tensor) -> Tensor:
+        return h.gather(1, items.expand(len(h), -1))
 
     def block_scores(self, h: Tensor, first: int, last: int) -> Tensor:
-        return self.table.products(h, first, last).add_(self.bias[first:last])
+        return h[:, first:last].clone()
 
 
-InBlocks = Products | CodedProducts  # outputs that can be searched a block of items at a time
+ItemProducts = DotProduct | QuantizedDotProduct  # outputs with an embedding and a bias per item
 
 
-def products(table: Table | CodedTable, bias: Tensor) -> InBlocks:
-    """The output of a model whose item vectors may have been compressed after the training."""
-    if isinstance(table, CodedTable):
-        return CodedProducts(table, bias)
-    return Products(table.weight, bias)
+def dot_product(embedding: RowEmbedding | QuantizedEmbedding, bias: Tensor) -> ItemProducts:
+    """The output of a model whose item embeddings may have been quantized after training."""
+    if isinstance(embedding, QuantizedEmbedding):
+        return QuantizedDotProduct(embedding, bias)
+    return DotProduct(embedding.weight, bias)

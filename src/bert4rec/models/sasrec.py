@@ -9,51 +9,71 @@ from the padding, so that padding changes no score; a negative may be another it
 history (only the target itself is left out); and the heads are mixed by one more matrix, as in the
 Transformer.
 
-Shapes: B batch, L length, D width, V items, M asked positions of a batch.
+Shapes: B batch, L length, D width, V items, M query positions of a batch.
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from bert4rec.config import ModelConfig
-from bert4rec.models.layers import ByteDropout
-from bert4rec.models.learned import Learned, initialise
-from bert4rec.models.output import InBlocks, products
-from bert4rec.models.table import Table
+from bert4rec.models.initialization import truncated_normal
+from bert4rec.models.kernels.byte_dropout import ByteDropout
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
+from bert4rec.settings import Dropout, Positive
 
 
-class SASRec(Learned):
+class SASRecSettings(SequenceModelSettings):
+    name: str = "sasrec"
+    heads: Positive = Field(1, description="attention heads per block; must divide dim")
+    layers: Positive = Field(2, description="blocks")
+    attention_dropout: Dropout = Field(
+        0.0, description="dropout of attention probabilities; rules out the fused kernel on a CPU"
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide_dim(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"heads = {self.heads} does not divide dim = {self.dim}")
+        return self
+
+
+class SASRec(SequenceModel):
     """Embedding, blocks of causal attention and a point-wise net, a last norm; tied output."""
 
-    task = "next-item"
+    settings_class = SASRecSettings
+    objectives = ("next_item",)
 
-    def __init__(self, n_items: int, config: ModelConfig, n_users: int = 0) -> None:
-        super().__init__(n_items, config)
-        self.items = Table(n_items + 1, config.dim)  # M of the paper, and a row for PAD
-        self.positions = nn.Embedding(config.max_len, config.dim)
-        self.dropout = ByteDropout(config.dropout)
+    def __init__(self, n_items: int, settings: SASRecSettings, n_users: int = 0) -> None:
+        super().__init__(n_items, settings)
+        self.items = RowEmbedding(n_items + 1, settings.dim)  # M of the paper, and a row for PAD
+        self.positions = nn.Embedding(settings.max_len, settings.dim)
+        self.dropout = ByteDropout(settings.dropout)
         self.blocks = nn.ModuleList(
-            CausalBlock(config.dim, config.heads, config.dropout, config.attention_dropout)
-            for _ in range(config.layers)
+            CausalBlock(settings.dim, settings.heads, settings.dropout, settings.attention_dropout)
+            for _ in range(settings.layers)
         )
-        self.norm = nn.LayerNorm(config.dim)
-        self.apply(initialise)
+        self.norm = nn.LayerNorm(settings.dim)
+        self.apply(truncated_normal)
 
-    def asked(self, tokens: Tensor, at: Tensor, users: Tensor) -> Tensor:
+    def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         scale = self.items.embedding_dim**0.5  # of the authors' code; the paper leaves it out
         x = self.items(tokens) * scale + self.positions.weight[: tokens.shape[1]]
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
         # Padding stands at the end, where no earlier position looks: it needs no mask.
-        out: Tensor = self.norm(x.flatten(0, 1).index_select(0, at))
+        out: Tensor = self.norm(x.flatten(0, 1).index_select(0, positions))
         return out
 
-    def output(self) -> InBlocks:
-        return products(self.items, self.no_bias)
+    def output(self) -> ItemProducts:
+        return dot_product(self.items, self.no_bias)
 
 
 class CausalBlock(nn.Module):

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert4rec.durable import new_directory, verify_manifest
-from bert4rec.training.distributed import ALONE, Ranks
+from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 @dataclass
@@ -69,7 +69,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingTensors:
     """The tensors of a training, or what one process has of them."""
 
     weights: Mapping[str, Tensor]
@@ -80,34 +80,36 @@ class State:
 @dataclass(frozen=True)
 class Checkpoint:
     progress: Progress
-    state: State
+    tensors: TrainingTensors
     identity: dict[str, Any]  # the configuration and data that it belongs to
     launch: str | None = None  # which start of processes wrote it, where that has a name
 
 
-def save_checkpoint(run: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE) -> None:
+def save_checkpoint(
+    run: Path, checkpoint: Checkpoint, group: ProcessGroup = SINGLE_PROCESS
+) -> None:
     """Called by all processes; each writes the tensors that it has, the first one the rest."""
-    if not ranks.is_first:
-        _write(checkpoint.state, run / "checkpoints" / ranks.of_first(None), ranks)
-        ranks.wait()  # all parts are there
-        ranks.wait()  # it has its name
+    if not group.is_first:
+        _write(checkpoint.tensors, run / "checkpoints" / group.from_first(None), group)
+        group.barrier()  # all parts are there
+        group.barrier()  # it has its name
         return
     folder = run / "checkpoints"
     number = max((int(path.name) for path in _complete(folder)), default=0) + 1
     with new_directory(folder / f"{number:06d}") as directory:
-        ranks.of_first(directory.name)
-        _write(checkpoint.state, directory, ranks)
+        group.from_first(directory.name)
+        _write(checkpoint.tensors, directory, group)
         facts = {"identity": checkpoint.identity, "launch": checkpoint.launch}
         text = json.dumps({"progress": asdict(checkpoint.progress)} | facts)
         (directory / "state.json").write_text(text, encoding="utf-8")
-        ranks.wait()
-        for rank in range(ranks.n):
-            if not (directory / _file_name("best", rank, ranks.n)).is_file():
+        group.barrier()
+        for rank in range(group.n):
+            if not (directory / _file_name("best", rank, group.n)).is_file():
                 raise ValueError(f"{directory} has no part of process {rank}: is --out shared?")
     for path in folder.iterdir():  # older ones, and what a killed process left
         if path.name != f"{number:06d}":
             shutil.rmtree(path, ignore_errors=True)
-    ranks.wait()
+    group.barrier()
 
 
 def load_checkpoint(run: Path) -> Checkpoint | None:
@@ -122,7 +124,10 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
         for kind in ("weights", "optimizer", "best")
     )
     return Checkpoint(
-        Progress(**facts["progress"]), State(*parts), facts["identity"], facts.get("launch")
+        Progress(**facts["progress"]),
+        TrainingTensors(*parts),
+        facts["identity"],
+        facts.get("launch"),
     )
 
 
@@ -139,12 +144,12 @@ def identity_of(run: Path) -> dict[str, Any]:
     return identity
 
 
-def _write(state: State, directory: Path, ranks: Ranks) -> None:
+def _write(state: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
     for kind in ("weights", "optimizer", "best"):
         tensors = {
             name: tensor.detach().contiguous() for name, tensor in getattr(state, kind).items()
         }
-        save_file(tensors, directory / _file_name(kind, ranks.rank, ranks.n))
+        save_file(tensors, directory / _file_name(kind, group.rank, group.n))
 
 
 def _file_name(kind: str, rank: int, n: int) -> str:

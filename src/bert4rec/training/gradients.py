@@ -1,9 +1,9 @@
-"""The gradient of a batch, added up piece by piece on all cores.
+"""The gradient of a batch, accumulated over microbatches on all cores.
 
-Each worker thread computes whole pieces on its share of the cores. It has a copy of the model that
-shares the weights with the original and adds up gradients of its own; at the end they are added to
-those of the first. Which worker gets which piece follows from the sizes alone, so that a run can be
-repeated to the last bit with the same numbers of workers and cores.
+Each worker thread computes whole microbatches on its share of the cores. It has a copy of the model
+that shares the weights with the original and has gradients of its own; at the end they are added to
+those of the first. Which worker gets which microbatch follows from the sizes alone, so that a run
+is bit-identical with the same numbers of workers and cores.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bert4rec.models.layers import ByteDropout, FeedForward
-from bert4rec.models.learned import Learned
-from bert4rec.models.table import Table
-from bert4rec.parallel import Workers
-from bert4rec.training.batches import Batch, Piece
+from bert4rec.losses import Loss, uses_sparse_gradient
+from bert4rec.models.kernels.byte_dropout import ByteDropout
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.threads import WorkerThreads
+from bert4rec.training.batches import Batch, Microbatch
 from bert4rec.training.hardware import Hardware
-from bert4rec.training.losses import Loss, leaves_most_alone
 
 CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 
@@ -28,27 +28,20 @@ CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 class Gradients:
     def __init__(
         self,
-        model: Learned,
+        model: SequenceModel,
         loss: Loss,
-        workers: Workers,
+        workers: WorkerThreads,
         hardware: Hardware = CPU,
         *,
-        compiles: bool = False,
         rank: int = 0,
     ) -> None:
         self.loss, self.workers, self.hardware, self.rank = loss, workers, hardware, rank
         for table in _tables(model):
-            table.sparse = loss.is_sparse and leaves_most_alone(table.num_embeddings)
+            table.sparse = loss.is_sparse and uses_sparse_gradient(table.num_embeddings)
         self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
-        if compiles:  # copies only: the model itself stays as it is, to be scored and saved
-            self.models[0] = _sharing_weights(model)
-            for each in self.models:
-                for module in each.modules():
-                    if isinstance(module, FeedForward):
-                        module.compile(dynamic=True)
         # Gradients that are added to in place, from the first step on.
-        for each in {model, *self.models}:
+        for each in self.models:
             for table in _tables(each):
                 if not table.sparse:
                     table.weight.grad = torch.zeros_like(table.weight)
@@ -57,26 +50,25 @@ class Gradients:
             for each in self.models
         ]
 
-    def add(self, batch: Batch, seed: int, share: float | None = None) -> float:
+    def add(self, batch: Batch, seed: int, scale: float | None = None) -> float:
         """Add the gradient of the mean loss of `batch` to the model's; returns that loss.
 
-        `share` is one over all that is asked, where other processes have a part of the batch.
+        `scale` is one over all queries, where other processes have a part of the batch.
         """
-        share = 1 / batch.n_asked if share is None else share
-        shares = share_out(batch.pieces, self.workers.n, self.models[0].n_items)
+        scale = 1 / batch.n_queries if scale is None else scale
+        shares = distribute(batch.microbatches, self.workers.n, self.models[0].n_items)
 
         def work(worker: int) -> float:
-            return self._work(worker, shares[worker], share, seed)
+            return self._work(worker, shares[worker], scale, seed)
 
         with self.hardware.computing():
             losses = self.workers.map(work, range(len(shares)))
-        for model in self.models:
-            if model is not self.model:
-                for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-                    _move_gradient(theirs, ours)
+        for model in self.models[1:]:
+            for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+                _move_gradient(theirs, ours)
         return sum(losses)
 
-    def _work(self, worker: int, pieces: list[Piece], share: float, seed: int) -> float:
+    def _work(self, worker: int, microbatches: list[Microbatch], scale: float, seed: int) -> float:
         model, device = self.models[worker], self.hardware.device
         place = [seed, worker, self.rank]
         for_dropout, for_loss = np.random.SeedSequence(place).generate_state(2).tolist()
@@ -85,49 +77,54 @@ class Gradients:
         for dropout in self.dropouts[worker]:
             dropout.reuse_masks(masks)
         try:
-            return sum(self._piece(model, piece, share, negatives) for piece in pieces)
+            return sum(self._one(model, each, scale, negatives) for each in microbatches)
         finally:
             for dropout in self.dropouts[worker]:
                 dropout.reuse_masks(None)
 
-    def _piece(
-        self, model: Learned, piece: Piece, share: float, negatives: torch.Generator
+    def _one(
+        self,
+        model: SequenceModel,
+        microbatch: Microbatch,
+        scale: float,
+        negatives: torch.Generator,
     ) -> float:
         device = self.hardware.device
-        tokens, at, users, targets = (x.to(device) for x in piece[:4])
+        tokens, positions, users, targets = (x.to(device) for x in microbatch[:4])
         with self.hardware.autocast():
-            ask = model.asked_after if piece.is_after else model.asked
-            h = ask(tokens, at, users).float()
+            encode = model.encode_prefixes if microbatch.is_after else model.encode_queries
+            h = encode(tokens, positions, users).float()
         loss, grad_h = self.loss(
-            h.detach(), model.output(), targets, share=share, generator=negatives
+            h.detach(), model.output(), targets, scale=scale, generator=negatives
         )
         h.backward(grad_h)  # type: ignore[no-untyped-call]
         return float(loss)
 
 
-def _tables(model: Learned) -> list[Table]:
-    return [module for module in model.modules() if isinstance(module, Table)]
+def _tables(model: SequenceModel) -> list[RowEmbedding]:
+    return [module for module in model.modules() if isinstance(module, RowEmbedding)]
 
 
-def share_out(pieces: list[Piece], n: int, n_items: int) -> list[list[Piece]]:
-    """Pieces for `n` workers, each piece to the one that has the least to do, largest first."""
-    costs = {id(piece): _cost(piece, n_items) for piece in pieces}
-    shares: list[list[Piece]] = [[] for _ in range(n)]
+def distribute(microbatches: list[Microbatch], n: int, n_items: int) -> list[list[Microbatch]]:
+    """Microbatches for `n` workers, each to the one that has the least to do, largest first."""
+    costs = {id(each): _cost(each, n_items) for each in microbatches}
+    shares: list[list[Microbatch]] = [[] for _ in range(n)]
     busy = [0.0] * n
-    for piece in sorted(pieces, key=lambda piece: -costs[id(piece)]):
+    for each in sorted(microbatches, key=lambda each: -costs[id(each)]):
         idlest = busy.index(min(busy))
-        shares[idlest].append(piece)
-        busy[idlest] += costs[id(piece)]
+        shares[idlest].append(each)
+        busy[idlest] += costs[id(each)]
     return shares
 
 
-def _cost(piece: Piece, n_items: int) -> float:
-    """About how long a piece takes; in microseconds at width 64, but only the ratios matter."""
-    length = piece.tokens.shape[1]
-    return 1000 + piece.tokens.numel() * (8 + 0.02 * length) + len(piece.at) * (8 + n_items / 180)
+def _cost(microbatch: Microbatch, n_items: int) -> float:
+    """About how long it takes; in microseconds at width 64, but only the ratios matter."""
+    length, n_queries = microbatch.tokens.shape[1], len(microbatch.positions)
+    per_position = 8 + 0.02 * length
+    return 1000 + microbatch.tokens.numel() * per_position + n_queries * (8 + n_items / 180)
 
 
-def _sharing_weights(model: Learned) -> Learned:
+def _sharing_weights(model: SequenceModel) -> SequenceModel:
     """A copy whose parameters are the same memory, with gradients of their own."""
     memo = {id(each): nn.Parameter(each.detach()) for each in model.parameters()}
     return copy.deepcopy(model, memo)

@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from bert4rec.config import TrainingConfig
-from bert4rec.models.onednn import without_onednn
+from bert4rec.config import TrainingSettings
+from bert4rec.models.kernels.onednn import without_onednn
 
 # AMX is advertised by virtual machines that cannot run it; oneDNN reads this when torch is loaded.
 SAFE_ISA = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -58,7 +58,7 @@ class Hardware:
 
 
 def choose_hardware(
-    config: TrainingConfig, probe: Callable[[], float | None] | None = None
+    config: TrainingSettings, probe: Callable[[], float | None] | None = None
 ) -> Hardware:
     """What the settings ask for; a ValueError says why it cannot be had."""
     device = _device(config.device)

@@ -1,6 +1,6 @@
-"""AdamW for everything, or Adam on the touched rows of large tables where the loss is sampled.
+"""AdamW for everything, or Adam on the touched rows of large embeddings where the loss is sampled.
 
-With a full softmax every item vector has a gradient in every step. A sampled loss touches the items
+With a full softmax every item embedding has a gradient in every step. A sampled loss touches the items
 of the batch and its negatives; updating a million others by a gradient of zero would cost more than
 the rest of the step. `SparseAdam` leaves them and their moments alone until they occur, and has no
 weight decay.
@@ -11,21 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bert4rec.config import TrainingConfig
-from bert4rec.models.table import Table
+from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.training.gradients import clip_gradient
+
+CLIP_NORM = 5.0  # longest gradient, as in the authors' code; longer ones are scaled down
 
 
 class Optimizer:
-    def __init__(self, model: nn.Module, config: TrainingConfig, *, is_sparse: bool) -> None:
+    def __init__(self, model: nn.Module, weight_decay: float, *, is_sparse: bool) -> None:
         self.parameters = dict(model.named_parameters())
-        self.clip_norm = config.clip_norm
-        tables = [module for module in model.modules() if isinstance(module, Table)]
+        tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
         rows = [table.weight for table in tables if table.sparse] if is_sparse else []
         dense = [p for p in model.parameters() if not any(p is row for row in rows)]
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [
-            {"params": [p for p in dense if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in dense if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [p for p in dense if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self.optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, fused=True)]
@@ -37,7 +37,7 @@ class Optimizer:
 
         `length` is that of the gradient where other processes have parts of it.
         """
-        clip_gradient(list(self.parameters.values()), self.clip_norm, length)
+        clip_gradient(list(self.parameters.values()), CLIP_NORM, length)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate

@@ -1,0 +1,77 @@
+"""Losses: each fits every model, since it sees query vectors and an output layer only.
+
+A loss is computed with its gradient in one go: it returns its value and the gradient of the query
+vectors, and adds the gradients of the output layer to `weight.grad` and `bias.grad`.
+
+Shapes: M queries, D width, V items.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from bert4rec.models.output import Output
+from bert4rec.registry import Registry
+from bert4rec.settings import Settings
+
+SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that dense gradients are quicker
+
+
+class LossSettings(Settings):
+    name: str = Field(description="what is minimised; `bert4rec settings loss` lists them")
+
+
+class AutoLoss(LossSettings):
+    """cross-entropy, and from 20,000 items on a sampled softmax."""
+
+    name: Literal["auto"] = "auto"
+
+
+class Loss(Protocol):
+    is_sparse: bool  # whether a step touches some items only
+
+    def __call__(
+        self,
+        h: Tensor,
+        output: Output,
+        targets: Tensor,
+        *,
+        scale: float,
+        generator: torch.Generator,
+    ) -> tuple[Tensor, Tensor]:
+        """(M, D), …, (M,) → the loss, `scale` times the sum over M, and the gradient (M, D)."""
+        ...
+
+
+def uses_sparse_gradient(n_rows: int) -> bool:
+    """Whether a sampled loss touches so few rows that the others should cost nothing."""
+    return n_rows >= SPARSE_FROM
+
+
+def make_loss(settings: Any, train_counts: NDArray[np.int64]) -> Loss:
+    """The loss of its settings, for a catalogue with these training counts."""
+    loss: Loss = settings.build(train_counts)
+    return loss
+
+
+LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`
+    "loss.name",
+    {
+        "auto": "bert4rec.losses:AutoLoss",
+        "cross-entropy": "bert4rec.losses.cross_entropy:CrossEntropySettings",
+        "sampled-softmax": "bert4rec.losses.sampled:SampledSoftmaxSettings",
+        "in-batch": "bert4rec.losses.sampled:InBatchSettings",
+        "bce": "bert4rec.losses.sampled:BCESettings",
+        "gbce": "bert4rec.losses.sampled:GBCESettings",
+        "bpr": "bert4rec.losses.sampled:BPRSettings",
+        "top1": "bert4rec.losses.sampled:TOP1Settings",
+        "top1-max": "bert4rec.losses.sampled:TOP1MaxSettings",
+        "bpr-max": "bert4rec.losses.sampled:BPRMaxSettings",
+    },
+)

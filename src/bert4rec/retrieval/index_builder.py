@@ -1,0 +1,192 @@
+"""Building an index: lists by k-means, and as many of them searched as the wanted recall takes.
+
+Items are put together by direction (spherical k-means), and a list is searched before others for
+the largest score that its farthest item could have: its direction times how far that one reaches.
+With directions alone, lists of popular items with long vectors were found too late.
+
+Shapes: B queries, D width, V items, N lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bert4rec.data.splits import Spans
+from bert4rec.item_mask import ItemMask, seen_places
+from bert4rec.models import Model
+from bert4rec.models.output import ItemProducts
+from bert4rec.retrieval.item_index import (
+    AT_ONCE,
+    MOST_FETCHED,
+    MOST_SEARCHED,
+    RECALL_AT,
+    IndexQuality,
+    IndexTensors,
+    ItemIndex,
+    best_of_lists,
+    faiss_or_error,
+    search,
+    with_bias,
+)
+from bert4rec.scoring import group_histories, score_blocks, top_k
+
+# Exact search of one history took about 10 ms a core at this size and grows with it
+# (`benchmarks/scale/retrieval.py`); below it an index would save nothing that is noticed.
+LARGE = 300_000  # items
+RECALL = 0.97  # on the histories that the index is tuned on, so that .95 holds on others
+MOST_QUERIES = 2_000  # half to tune on, half to measure on
+FEWEST_QUERIES = 20
+ROUNDS, TRAINED_A_LIST = 8, 64  # of k-means: more changed the recall by less than its noise
+FEWEST_A_LIST = 39  # items: what faiss asks for
+
+
+@dataclass(frozen=True)
+class SearchSample:
+    """Histories as an index meets them: their vectors, and what has been seen."""
+
+    h: Tensor  # (B, D)
+    mask: ItemMask
+
+    def rows(self, first: int, last: int) -> SearchSample:
+        return SearchSample(self.h[first:last], self.mask.of_rows(torch.arange(first, last)))
+
+    def __len__(self) -> int:
+        return len(self.h)
+
+
+def too_few(histories: Spans) -> str | None:
+    """Why no index can be built with these, if so."""
+    n = int((histories.lengths > 0).sum())
+    if n >= FEWEST_QUERIES:
+        return None
+    return (
+        f"an index is tuned and measured on real histories, and there are {n}: "
+        f"give {FEWEST_QUERIES} or more"
+    )
+
+
+def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample:
+    """At most `MOST_QUERIES` of the histories, in random order."""
+    if (reason := too_few(histories)) is not None:
+        raise ValueError(reason)
+    some = np.flatnonzero(histories.lengths > 0)
+    rows = np.random.default_rng(seed).permutation(some)[:MOST_QUERIES]
+    sample = histories.take(rows)
+    read = sample if model.max_history is None else sample.last(model.max_history)
+    h: list[Tensor] = []
+    places = group_histories(read.lengths, MOST_QUERIES)
+    for group in places:
+        padded = torch.from_numpy(read.padded(group, model.n_items))
+        h.append(model.encode(torch.from_numpy(read.users[group]), padded))
+    order = torch.from_numpy(np.argsort(np.concatenate(places)))
+    seen = torch.from_numpy(sample.padded(np.arange(len(sample)), model.n_items))
+    mask = ItemMask(model.n_items, seen_places(seen, model.n_items))
+    return SearchSample(torch.cat(h)[order], mask)
+
+
+def build_index(
+    output: ItemProducts, queries: SearchSample, target: float = RECALL, seed: int = 0
+) -> ItemIndex | None:
+    """An index with a recall@10 of `target`, or None if no index has it that is worth having."""
+    if not 0 < target <= 1:
+        raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
+    started = time.monotonic()
+    tables = _tables(output, n_lists_for(output.n_items), seed)
+    half = len(queries) // 2
+    tuning, others = queries.rows(0, half), queries.rows(half, len(queries))
+    nothing_known = IndexQuality(
+        len(tables.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf
+    )
+    index = ItemIndex(tables, output, nothing_known)
+    wanted = _exact(output, tuning)
+    for n_searched in _numbers(int(MOST_SEARCHED * len(tables.centroids))):
+        index.quality = replace(nothing_known, n_searched=n_searched)
+        if _recall(index, output, tuning, wanted) >= target:
+            index.quality = replace(index.quality, depth=_depth(index, output, tuning))
+            recall = _recall(index, output, others, _exact(output, others))
+            seconds = round(time.monotonic() - started, 1)
+            index.quality = replace(index.quality, recall=round(recall, 4), seconds=seconds)
+            return index
+    return None
+
+
+def described(quality: IndexQuality | None) -> str:
+    """What became of building an index, in a sentence."""
+    if quality is None:
+        return (
+            "no index has the wanted recall and is faster than exact search: answers are searched "
+            "for exactly"
+        )
+    return (
+        f"index of {quality.n_lists:,} lists built in {quality.seconds:.0f} s: recall@10 "
+        f"{quality.recall:.3f} on {quality.n_measured:,} other histories"
+    )
+
+
+def n_lists_for(n_items: int) -> int:
+    """Four times the root: a list is then about as long as the lists are many, times 1/16."""
+    return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_A_LIST))
+
+
+def _tables(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
+    faiss = faiss_or_error()
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_A_LIST * n_lists
+    starts = range(0, output.n_items, AT_ONCE)
+    sample = np.concatenate(
+        [with_bias(output, first)[is_drawn[first : first + AT_ONCE]] for first in starts]
+    )
+    means = faiss.Kmeans(
+        sample.shape[1],
+        n_lists,
+        niter=ROUNDS,
+        spherical=True,
+        seed=seed,
+        max_points_per_centroid=TRAINED_A_LIST,
+        min_points_per_centroid=1,
+    )
+    means.train(sample)
+    directions: NDArray[np.float32] = means.centroids
+    lists = np.empty(output.n_items, dtype=np.int32)
+    reach = np.zeros(n_lists, dtype=np.float32)
+    for first in starts:
+        products, nearest = means.index.search(with_bias(output, first), 1)
+        lists[first : first + AT_ONCE] = nearest[:, 0]
+        np.maximum.at(reach, nearest[:, 0], products[:, 0])
+    return IndexTensors(torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists))
+
+
+def _numbers(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, …"""
+    numbers = itertools.chain.from_iterable((2**i, 3 * 2**i // 2) for i in itertools.count())
+    return sorted(set(itertools.takewhile(lambda n: n <= max(1, most), numbers)))
+
+
+def _exact(output: ItemProducts, queries: SearchSample) -> Tensor:
+    blocks = score_blocks(output, queries.h, RECALL_AT)
+    return top_k(blocks, queries.mask, RECALL_AT).items
+
+
+def _recall(index: ItemIndex, output: ItemProducts, queries: SearchSample, wanted: Tensor) -> float:
+    """The share of the exact search's ten best that is among the index's ten."""
+    found = search(index, queries.h, output, queries.mask, RECALL_AT).items
+    is_found = (wanted[:, :, None] == found[:, None, :]).any(2)
+    return float(is_found.float().mean())
+
+
+def _depth(index: ItemIndex, output: ItemProducts, queries: SearchSample) -> float:
+    """How far down the tenth answer lies on average, with the seen items in front of it."""
+    n_fetched = RECALL_AT + int(queries.mask.n_hidden(len(queries)).max())
+    n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.quality.n_searched
+    _, _, depth = best_of_lists(
+        index, queries.h, output, queries.mask, RECALL_AT, n_fetched, n_searched
+    )
+    return round(float(depth.double().mean()), 1)

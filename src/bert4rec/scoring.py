@@ -1,0 +1,385 @@
+"""The one scoring path: histories → vectors → blocks of scores → mask → ranks, or the best k.
+
+Validation, evaluation, recommending, batch files, the service and the index all come through here.
+Cutting histories to what the model reads, grouping them by length and hiding seen items happen
+here and nowhere else.
+
+Scores come in blocks of items, so that no row over a large catalogue is ever held: all that is kept
+of a block are the best so far and the logsumexp so far. For many histories this is also faster than
+whole rows (`benchmarks/scale/retrieval.py`), as a block is still in the cache when it is read.
+
+Shapes: B histories, L length, D width, V items, C items of a block, K best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bert4rec.data.length_groups import FOR_SCORING, group_by_length
+from bert4rec.data.splits import HeldOut, Spans
+from bert4rec.item_mask import NOTHING_HIDDEN, ExcludedItems, ItemMask, seen_places
+from bert4rec.models import Model
+from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.models.output import ItemProducts, Output
+from bert4rec.threads import WorkerThreads
+
+UNREACHABLE = 0  # the rank of a target that is masked: it can never be recommended
+SCORES_BYTES = 64 * 2**20  # most memory for whole rows of scores
+ROWS_OF_BLOCKS = 256  # histories that are scored together in blocks of items
+HISTORIES_AT_ONCE = 4096
+MANY_BLOCKED = 256  # items of a request: with fewer, fetching as many more is hardly noticed
+BLOCK_SCORES = 2**20  # of a block, all histories together: 4 MB
+FEWEST_ITEMS = 2**12  # of a block: below it starting an operation costs more than its work
+MOST_ITEMS = 2**17  # of a block: quantized embeddings are decoded for it
+ITEMS_PER_BEST = 16  # and so many for each of the K: finding these must not cost more than scoring
+
+T = TypeVar("T")
+Block = tuple[int, Tensor]  # the first item, and (B, C) scores from it on
+
+
+class TopK(NamedTuple):
+    items: Tensor  # (B, K) best first
+    scores: Tensor  # (B, K), -inf where nothing is left
+    log_total: Tensor  # (B, 1) logsumexp over all items, before the mask; NaN: not known
+
+
+class Ranking(NamedTuple):
+    """The best items of n histories, as arrays."""
+
+    items: NDArray[np.int64]  # (n, k) best first
+    scores: NDArray[np.float32]  # (n, k)
+    # (n, k) over the whole catalogue, before any mask; NaN where an index was asked instead
+    probabilities: NDArray[np.float32]
+    n_found: NDArray[np.int64]  # (n,) how many of the k are recommendations: what is left of V
+
+
+class Request(NamedTuple):
+    """One history of tokens, and what may be recommended; a batch may mix them freely."""
+
+    history: list[int]
+    k: int
+    exclude_seen: bool = True
+    allowed: list[int] | None = None  # only these items
+    blocked: list[int] = []  # noqa: RUF012  never these
+
+
+class CandidateIndex(Protocol):
+    """What finds the best items without scoring all of them, such as retrieval.ItemIndex."""
+
+    def top_k(self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int) -> TopK: ...
+
+
+def score_blocks(output: Output, h: Tensor, k: int = 1) -> Iterator[Block]:
+    """(B, D) → the scores of all items, in blocks that suit a search for `k`.
+
+    A block may be written over.
+    """
+    n = max(FEWEST_ITEMS, min(MOST_ITEMS, BLOCK_SCORES // max(1, len(h))), ITEMS_PER_BEST * k)
+    for first in range(0, output.n_items, n):
+        yield first, output.block_scores(h, first, min(first + n, output.n_items)).cpu()
+
+
+@without_onednn()
+@torch.inference_mode()
+def score_rows(model: Model, users: Tensor, histories: Tensor) -> Tensor:
+    """(B,), (B, L) histories that are cut already → (B, V) scores of all items."""
+    return model.output().block_scores(model.encode(users, histories), 0, model.n_items)
+
+
+def rank_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """(B, V) masked scores, (B,) → (B,) places of the targets, from 1; ties come before them.
+
+    A target that is masked could never be recommended: it is `UNREACHABLE`.
+    """
+    wanted = scores.gather(1, targets[:, None])
+    ranks = (scores >= wanted).sum(dim=1, dtype=torch.int32).long()  # the target counts itself
+    return ranks.masked_fill(wanted[:, 0] == -torch.inf, UNREACHABLE)
+
+
+@without_onednn()
+@torch.inference_mode()
+def top_k(blocks: Iterable[Block], mask: ItemMask, k: int) -> TopK:
+    """The `k` best of scores that come block by block, and are written over."""
+    items = scores = log_total = None
+    for first, block in blocks:
+        log_total = _add_to_total(block, log_total)
+        mask.hide(block, first)
+        best = block.topk(min(k, block.shape[1]))
+        found, found_items = best.values, best.indices + first
+        if scores is not None and items is not None:
+            found, found_items = torch.cat([scores, found], 1), torch.cat([items, found_items], 1)
+            best = found.topk(min(k, found.shape[1]))
+            found, found_items = best.values, found_items.gather(1, best.indices)
+        items, scores = found_items, found
+    assert items is not None
+    assert scores is not None
+    assert log_total is not None
+    return TopK(items, scores, log_total)
+
+
+@without_onednn()
+@torch.inference_mode()
+def log_probabilities(blocks: Iterable[Block], items: Tensor) -> Tensor:
+    """(B, K) of the softmax over the whole catalogue, for the same K items in every row."""
+    log_total, parts, places = None, [], []
+    for first, block in blocks:
+        log_total = _add_to_total(block, log_total)
+        is_here = (items >= first) & (items < first + block.shape[1])
+        parts.append(block[:, items[is_here] - first])
+        places.append(is_here.nonzero()[:, 0])
+    assert log_total is not None
+    return torch.cat(parts, 1)[:, torch.cat(places).argsort()] - log_total
+
+
+def _add_to_total(block: Tensor, log_total: Tensor | None) -> Tensor:
+    """logsumexp by way of a kernel that does it in one pass."""
+    of_block = block[:, :1] - block.log_softmax(1)[:, :1]
+    return of_block if log_total is None else torch.logaddexp(log_total, of_block)
+
+
+class HeldOutBatch(NamedTuple):
+    """Some held-out users with their scores, on the CPU."""
+
+    rows: Tensor  # (B,) which of the held-out users these are
+    targets: Tensor  # (B,)
+    scores: Tensor  # (B, V), before the mask
+    mask: ItemMask  # hides what was seen, or nothing
+
+
+def map_held_out(
+    measure: Callable[[HeldOutBatch], T],
+    model: Model,
+    held_out: HeldOut,
+    workers: WorkerThreads,
+    *,
+    exclude_seen: bool,
+    batch_size: int = ROWS_OF_BLOCKS,
+) -> Iterator[T]:
+    """What `measure` finds in the scores of every held-out user, each once, longest first.
+
+    A batch that is too large for the machine is met at the start, not after an hour.
+    """
+    n_items = model.n_items
+    most = max(1, min(batch_size, SCORES_BYTES // (4 * n_items)))
+
+    @torch.inference_mode()
+    def score(rows: NDArray[np.int64]) -> T:
+        whole, read = _padded_spans(held_out.histories, rows, model)
+        scores = score_rows(model, torch.from_numpy(held_out.users[rows]), read).cpu()
+        check_scores(scores, len(rows), n_items)
+        hidden = seen_places(whole, n_items) if exclude_seen else NOTHING_HIDDEN
+        targets = torch.from_numpy(held_out.targets[rows])
+        mask = ItemMask(n_items, hidden)
+        return measure(HeldOutBatch(torch.from_numpy(rows), targets, scores, mask))
+
+    return workers.stream(score, group_histories(_lengths_read(held_out.histories, model), most))
+
+
+def rank_held_out(
+    model: Model, held_out: HeldOut, *, exclude_seen: bool, n_workers: int | None = None
+) -> Tensor:
+    """(n,) ranks of the held-out items among all items: what validation needs."""
+    ranks = torch.empty(len(held_out), dtype=torch.int64)
+
+    def rank(batch: HeldOutBatch) -> None:
+        batch.mask.hide(batch.scores)
+        ranks[batch.rows] = rank_of(batch.scores, batch.targets)
+
+    with WorkerThreads(n_workers) as workers:
+        for _ in map_held_out(rank, model, held_out, workers, exclude_seen=exclude_seen):
+            pass
+    return ranks
+
+
+def check_scores(scores: Tensor, n_histories: int, n_items: int) -> None:
+    """A NaN compares as smaller than everything and would earn rank 1: refuse it."""
+    if scores.shape != (n_histories, n_items):
+        raise ValueError(
+            f"the model's scores have shape {tuple(scores.shape)}, expected "
+            f"{(n_histories, n_items)}: one row per history, one column per item"
+        )
+    n_broken = int(scores.amax(dim=1).isnan().sum())  # the maximum of a row with a NaN is NaN
+    if n_broken:
+        raise ValueError(
+            f"the model's scores are NaN for {n_broken} of {n_histories} histories: its weights "
+            "are broken; train again with a lower learning rate or load an earlier checkpoint"
+        )
+
+
+def answer_requests(
+    model: Model,
+    fallback: Model,
+    requests: Sequence[Request],
+    index: CandidateIndex | None = None,
+) -> list[Ranking]:
+    """The best items of every request, in order, each a ranking with one row.
+
+    Scored together in groups of like length; on the calling thread, for answers at once.
+    """
+    n_items = model.n_items
+    answers: list[Ranking | None] = [None] * len(requests)
+    for rows in _request_groups(requests, model, fallback, index):
+        group = [requests[row] for row in rows.tolist()]
+        histories = _padded([each.history for each in group], model)
+        hidden = [
+            row * n_items + token
+            for row, each in enumerate(group)
+            for tokens in (each.history if each.exclude_seen else (), each.blocked)
+            for token in tokens
+        ]
+        allowed = {
+            row: torch.tensor(each.allowed, dtype=torch.int64)
+            for row, each in enumerate(group)
+            if each.allowed is not None
+        }
+        mask = ItemMask(n_items, torch.tensor(hidden, dtype=torch.int64), None, allowed)
+        users, k = torch.full((len(group),), -1), max(each.k for each in group)
+        answering = model if group[0].history else fallback
+        ranking = _rank(answering, users, histories, mask, k, index)
+        for row, (place, each) in enumerate(zip(rows.tolist(), group, strict=True)):
+            n_found = min(int(ranking.n_found[row]), each.k)
+            part = slice(row, row + 1), slice(n_found)
+            columns = (column[part] for column in ranking[:3])
+            answers[place] = Ranking(*columns, np.array([n_found]))
+    return [answer for answer in answers if answer is not None]
+
+
+def rank_histories(
+    model: Model,
+    fallback: Model,
+    histories: Spans,
+    k: int,
+    *,
+    exclude_seen: bool = True,
+    excluded: Tensor | None = None,
+    index: CandidateIndex | None = None,
+    workers: WorkerThreads,
+) -> Iterator[Ranking]:
+    """The `k` best items of every history, in order, some thousand histories at a time.
+
+    `excluded` (V,) is true for items that nobody gets; `fallback` answers empty histories.
+    `histories.users` are rows of the training data, and -1 for unknown users.
+    """
+    n_items = model.n_items
+    common = None if excluded is None else ExcludedItems(excluded)
+    is_empty, lengths = histories.lengths == 0, _lengths_read(histories, model)
+
+    def rank(rows: NDArray[np.int64]) -> Ranking:
+        whole, read = _padded_spans(histories, rows, model)
+        hidden = seen_places(whole, n_items) if exclude_seen else NOTHING_HIDDEN
+        users, mask = torch.from_numpy(histories.users[rows]), ItemMask(n_items, hidden, common)
+        return _rank(fallback if is_empty[rows[0]] else model, users, read, mask, k, index)
+
+    for first in range(0, len(histories), HISTORIES_AT_ONCE):
+        rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
+        some, empty = rows[~is_empty[rows]], rows[is_empty[rows]]
+        groups = [some[part] for part in group_histories(lengths[some], most_rows(model))]
+        n_empty = most_rows(fallback)
+        groups += [empty[i : i + n_empty] for i in range(0, len(empty), n_empty)]
+        found = workers.map(rank, groups)
+        places = np.argsort(np.concatenate(groups))
+        yield Ranking(*(np.concatenate(column)[places] for column in zip(*found, strict=True)))
+
+
+def log_probabilities_of(
+    model: Model, fallback: Model, histories: Sequence[list[int]], items: list[int]
+) -> Tensor:
+    """(n, items): what the softmax over the whole catalogue gives some items; unknown users."""
+    chosen = torch.tensor(items, dtype=torch.int64)
+    kept = torch.empty(len(histories), len(items))
+    for rows in _request_groups([Request(each, 1) for each in histories], model, fallback, None):
+        group = [histories[row] for row in rows.tolist()]
+        answering = model if group[0] else fallback
+        h = answering.encode(torch.full((len(rows),), -1), _padded(group, answering))
+        kept[torch.from_numpy(rows)] = log_probabilities(
+            score_blocks(answering.output(), h), chosen
+        )
+    return kept
+
+
+def item_products(model: Model) -> ItemProducts | None:
+    """The output layer of models whose scores are products; others score all items at once."""
+    output = model.output()
+    return output if isinstance(output, ItemProducts) else None
+
+
+def most_rows(model: Model) -> int:
+    """Histories that are scored together: as many as bounded memory holds the scores of."""
+    n = max(1, SCORES_BYTES // (4 * model.n_items))
+    return n if item_products(model) is None else max(n, ROWS_OF_BLOCKS)
+
+
+def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
+    """Rows of like length together, longest first."""
+    order = np.argsort(-lengths, kind="stable")
+    return [order[group] for group in group_by_length(lengths[order], FOR_SCORING, most)]
+
+
+def _rank(
+    model: Model,
+    users: Tensor,
+    histories: Tensor,
+    mask: ItemMask,
+    k: int,
+    index: CandidateIndex | None,
+) -> Ranking:
+    """Of (B, L) histories that are cut already; by the index if there is one for this model."""
+    k = min(k, model.n_items)
+    h, output = model.encode(users, histories), model.output()
+    if index is not None and isinstance(output, ItemProducts):
+        best = index.top_k(h, output, mask, k)
+    else:
+        best = top_k(score_blocks(output, h, k), mask, k)
+    probabilities = (best.scores - best.log_total).exp()
+    n_found = (best.scores > -torch.inf).sum(1)
+    columns = best.items, best.scores, probabilities, n_found
+    return Ranking(*(column.numpy() for column in columns))
+
+
+def _request_groups(
+    requests: Sequence[Request], model: Model, fallback: Model, index: CandidateIndex | None
+) -> Iterator[NDArray[np.int64]]:
+    """Requests of like length together, the empty ones apart.
+
+    With an index also those that want and block alike many: one who wants many, or blocks many,
+    would make all others wait.
+    """
+    work = np.zeros((len(requests), 3), dtype=np.int64)
+    work[:, 0] = [not request.history for request in requests]
+    if index is not None:
+        work[:, 1] = [request.k for request in requests]
+        work[:, 2] = [(len(each.blocked) // MANY_BLOCKED).bit_length() for each in requests]
+    lengths = np.array([len(request.history) for request in requests], dtype=np.int64)
+    for alike in np.unique(work, axis=0):
+        group = np.flatnonzero((work == alike).all(1))
+        most = most_rows(fallback if alike[0] else model)
+        yield from (group[part] for part in group_histories(lengths[group], most))
+
+
+def _lengths_read(histories: Spans, model: Model) -> NDArray[np.int64]:
+    n = model.max_history
+    return histories.lengths if n is None else np.minimum(histories.lengths, n)
+
+
+def _padded_spans(histories: Spans, rows: NDArray[np.int64], model: Model) -> tuple[Tensor, Tensor]:
+    """(B, L) whole histories, and the part of each that the model reads."""
+    whole = torch.from_numpy(histories.padded(rows, model.n_items))
+    if model.max_history is None or whole.shape[1] <= model.max_history:
+        return whole, whole
+    read = histories.take(rows).last(model.max_history)
+    return whole, torch.from_numpy(read.padded(np.arange(len(rows)), model.n_items))
+
+
+def _padded(histories: Sequence[list[int]], model: Model) -> Tensor:
+    """(B, L) the part of each history that the model reads."""
+    n = model.max_history
+    read = histories if n is None else [each[max(0, len(each) - n) :] for each in histories]
+    longest = max(map(len, read), default=0)
+    rows = [each + [model.n_items] * (longest - len(each)) for each in read]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest)

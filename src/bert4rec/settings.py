@@ -1,0 +1,53 @@
+"""What all settings classes have in common: frozen, typed, and strict about names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_as_text(cls, value: Any) -> Any:
+        return None if value == "none" else value  # TOML has no null
+
+
+AnySettings = TypeVar("AnySettings", bound="Settings")
+
+
+def parse_settings(cls: type[AnySettings], values: Any, place: str) -> AnySettings:
+    """`values` as an instance of `cls`; a ValueError names each setting that is wrong."""
+    if isinstance(values, cls):
+        return values
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        known = list(cls.model_fields)
+        raise ValueError("; ".join(_explain(e, place, known) for e in error.errors())) from None
+
+
+def _explain(error: Any, place: str, known: list[str]) -> str:
+    parts = [str(part) for part in error["loc"]]
+    name = ".".join([*([place] if place else []), *parts])
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting {name!r}{nearest(parts[-1], known)}; there are: {', '.join(known)}"
+    if error["type"] == "value_error":
+        return f"{name}: {error['ctx']['error']}" if name else str(error["ctx"]["error"])
+    return f"{name} = {error['input']!r}: {error['msg']}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)` where a known name is close to `word`."""
+    close = difflib.get_close_matches(word, sorted(known), 1, 0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""

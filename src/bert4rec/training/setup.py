@@ -1,0 +1,101 @@
+"""From a resolved configuration to the loop that trains it: stages, loss, trainee."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bert4rec.config import RunConfig
+from bert4rec.data.splits import HeldOut, Split
+from bert4rec.losses import Loss, make_loss
+from bert4rec.models import MODELS, is_trained
+from bert4rec.models.initialization import popularity_bias
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
+from bert4rec.objectives import ModelShape
+from bert4rec.training.batches import Sizes, StageBatches
+from bert4rec.training.loop import Stage
+from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
+from bert4rec.training.user_shards import ALL_USERS, UserShards
+
+
+def build_model(config: RunConfig, n_items: int, n_users: int) -> SequenceModel:
+    """The model before training; the same for the same seed."""
+    model_class = MODELS[config.model.name]
+    assert is_trained(model_class)
+    torch.manual_seed(config.training.seed)
+    return model_class(n_items, config.model, n_users)
+
+
+def training_split(split: Split, config: RunConfig) -> Split:
+    """The split that is trained on: with the validation items, if the settings say so."""
+    return split.training_on_validation() if config.training.on_validation else split
+
+
+def initial_output_bias(config: RunConfig, split: Split) -> torch.Tensor | None:
+    """(V,) of models whose settings want another one than zero."""
+    if getattr(config.model, "output_bias", "zero") == "zero":
+        return None
+    return popularity_bias(split.train_counts)
+
+
+def build_loss(config: RunConfig, split: Split) -> Loss:
+    return make_loss(config.loss, split.train_counts)
+
+
+def build_stages(
+    config: RunConfig,
+    split: Split,
+    n_workers: int,
+    group: ProcessGroup = SINGLE_PROCESS,
+    shards: UserShards = ALL_USERS,
+) -> list[Stage]:
+    """The stages that have epochs, with the batches of this process's shards of the users."""
+    model = MODELS[config.model.name]
+    assert is_trained(model)
+    assert isinstance(config.model, SequenceModelSettings)
+    shape = ModelShape(
+        split.n_items, config.model.max_len, model.has_mask, getattr(config.model, "n_targets", 1)
+    )
+    settings = [stage for stage in config.stages if stage.epochs]
+    names = stage_names(config)
+    stages = []
+    for number, (name, stage) in enumerate(zip(names, settings, strict=True)):
+        objectives = {
+            shard: stage.build(shards.part(split.train, shard), shape) for shard in shards.mine
+        }
+        batches = StageBatches(
+            objectives,
+            (config.training.seed, number),
+            split.n_items,
+            config.training.batch_size,
+            Sizes(model.microbatch, n_workers),
+            group,
+        )
+        stages.append(Stage(name, stage, batches))
+    return stages
+
+
+def stage_names(config: RunConfig) -> list[str]:
+    """As the log has them: the objective, with a number where it occurs twice."""
+    objectives = [stage.objective for stage in config.stages if stage.epochs]
+    names = []
+    for place, objective in enumerate(objectives):
+        n_before = objectives[:place].count(objective)
+        names.append(
+            f"{objective} {n_before + 1}" if objectives.count(objective) > 1 else objective
+        )
+    return names
+
+
+def validation_users(split: Split, config: RunConfig) -> HeldOut | None:
+    """Those whose items choose the best weights; None where they are trained on."""
+    if config.training.on_validation:
+        return None
+    n = config.training.validation_users
+    return split.validation if n is None else split.validation.sample(n, config.training.seed)
+
+
+def without_test(split: Split) -> Split:
+    """For whoever chooses settings: the test items are not to be read."""
+    return replace(split, test=split.validation)
