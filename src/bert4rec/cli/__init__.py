@@ -17,13 +17,13 @@ from bert4rec.cli import (
     data,
     histories,
     index,
-    lab,
+    lab_command,
     models,
     plan,
-    reproduce,
+    reproduce_command,
     serve,
     train,
-    tune,
+    tune_command,
 )
 from bert4rec.cli.console import errors, output, shown
 
@@ -50,14 +50,14 @@ def root(
 
 train.add_to(app)
 models.add_to(app)
-tune.add_to(app)
+tune_command.add_to(app)
 answers.add_to(app)
 serve.add_to(app)
 index.add_to(app)
 compress.add_to(app)
 plan.add_to(app)
-lab.add_to(app)
-reproduce.add_to(app)
+lab_command.add_to(app)
+reproduce_command.add_to(app)
 app.add_typer(data.app, name="data")
 app.add_typer(histories.app, name="histories")
 

@@ -61,6 +61,16 @@ Overrides = Annotated[
     typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated."),
 ]
 
+Latex = Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+
+
+def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | None:
+    """How to print a table instead of drawing it in the terminal."""
+    if latex and markdown:
+        raise ValueError("--latex and --markdown: choose one")
+    return "latex" if latex else "markdown" if markdown else None
+
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from bert4rec.cli.console import (
+    Latex,
+    Markdown,
     Overrides,
     errors,
     output,
     progress_bar,
     say,
     stopped,
+    text_format,
 )
 from bert4rec.cli.shown import describe, next_commands, show_outcome
 
@@ -125,13 +128,19 @@ def compare(
     protocol: Annotated[
         Literal["full", "popularity", "uniform"], typer.Option(help="Which ranks to compare.")
     ] = "full",
+    latex: Latex = False,
+    markdown: Markdown = False,
 ) -> None:
-    """Is run B better than run A? Paired bootstrap over the users that both were asked about."""
+    """Is run B better than run A? Paired bootstrap over the users that both were evaluated on."""
     from bert4rec.evaluation.compare import compare as compare_runs
-    from bert4rec.evaluation.report import comparison_table
+    from bert4rec.evaluation.report import comparison_table, comparison_text
 
+    printed = text_format(latex, markdown)
     comparison = compare_runs(run_a, run_b, metrics or ("HR@10", "NDCG@10", "MRR"), protocol)
-    output.print(comparison_table(comparison))
+    if printed is None:
+        output.print(comparison_table(comparison))
+    else:
+        typer.echo(comparison_text(comparison).to_text(printed), nl=False)
 
 
 def recipes(

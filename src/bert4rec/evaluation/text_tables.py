@@ -66,11 +66,14 @@ class TextTable:
         for place, column in enumerate(self.columns):
             is_name = place < self.n_names
             justify: Literal["left", "right"] = "left" if is_name else "right"
-            table.add_column(column.replace(" ", "\n"), justify=justify, overflow="fold")
+            table.add_column(column, justify=justify, overflow="fold")
         for row in self.rows:
             lines = ([one_line(line) for line in cell.split("\n")] for cell in row)
             table.add_row(
-                *(Text(first).append("".join(f"\n{x}" for x in rest), "dim") for first, *rest in lines)
+                *(
+                    Text(first).append("".join(f"\n{x}" for x in rest), "dim")
+                    for first, *rest in lines
+                )
             )
         return table
 

@@ -5,8 +5,8 @@ in mid-decay. So a throw-away copy of the model is trained for a few seconds, an
 steps becomes a number of epochs: an ordinary setting, which a resumed or repeated run reads. The
 learning rate then reaches zero at the end of what fits.
 
-A machine may become slower than it was while timing, so `training.minutes` also stops a run at
-`HARD_STOP` times its budget. Models that are fitted in one pass have no epochs: a budget does not
+A machine may become slower than it was while timing, so a run is also stopped at `HARD_STOP` times
+its budget. Models that are fitted in one pass have no epochs: a budget does not
 apply to them.
 """
 
@@ -38,6 +38,8 @@ class BudgetedRun:
 
 def fit_budget(split: Split, config: RunConfig, minutes: float) -> BudgetedRun:
     """`config` with as many epochs as fit into `minutes`, and at most those that it had."""
+    if not config.stages:
+        return BudgetedRun(config, 0.0)
     seconds = min(TIMING_SECONDS, TIMING_SHARE * 60 * minutes)
     return epochs_that_fit(config, time_stages(split, config, seconds), minutes)
 
@@ -49,7 +51,7 @@ def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: floa
     need is left to those after it.
     """
     budget = 60 * minutes / MARGIN
-    epoch = [each.seconds_per_step * each.steps_per_epoch for each in times]
+    epoch = [each.seconds_per_epoch for each in times]
     validation = [each.seconds_per_validation for each in times]
     shortest = epoch[0] + validation[0]
     if shortest > HARD_STOP * 60 * minutes:
@@ -76,11 +78,8 @@ def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: floa
         n_epochs = min(stage.epochs, max(1, int((left - validation[place]) / each)))
         total += n_epochs * epoch[place] + math.ceil(n_epochs / every) * validation[place]
         fitted.append(stage.model_copy(update={"epochs": n_epochs}))
-    training = {"validate_every": every, "minutes": HARD_STOP * minutes}
-    update = {
-        "stages": tuple(fitted),
-        "training": config.training.model_copy(update=training),
-    }
+    training = config.training.model_copy(update={"validate_every": every})
+    update = {"stages": tuple(fitted), "training": training}
     return BudgetedRun(config.model_copy(update=update), total)
 
 

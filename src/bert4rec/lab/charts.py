@@ -31,7 +31,7 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b8578f", "#c98a00", "#3a9fd8", "#5
 GREY = "#b3bac3"
 WIDE, HALF = 10.5, 6.4  # inches
 SHORTEST_MINUTES = 0.01  # a logarithmic axis has no 0
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a "$" in a title is a dollar
     "font.size": 9,
@@ -244,21 +244,28 @@ def _lines(
     """All models drawn in their style, the best last and on top, and a legend best first."""
     picture = Figure(figsize=(HALF if is_half else WIDE, 5), layout="constrained")
     axes, places = picture.add_subplot(), coloured(result)
-    handles, n_grey = [], 0
+    handles: list[Line2D] = []
+    n_grey = 0
     for model in sorted(models, key=lambda m: -places.get(m.name, len(COLOURS))):
         place = places.get(model.name)
         if place is None:
             draw(axes, model, {"color": GREY, "linewidth": 1, "marker": "."})
             n_grey += 1
         else:
-            style = {"color": COLOURS[place], "linewidth": 1.8, "marker": MARKERS[place]}
+            style: dict[str, Any] = {
+                "color": COLOURS[place],
+                "linewidth": 1.8,
+                "marker": MARKERS[place],
+            }
             draw(axes, model, style)
             handles.insert(0, Line2D([], [], label=short(model.title), **style))
     if n_grey:
         handles.append(Line2D([], [], color=GREY, label=f"{n_grey} other models"))
     axes.set_ylim(bottom=0)
-    place_of_legend = "outside lower center" if is_half else "outside right center"
-    picture.legend(handles=handles, loc=place_of_legend, ncols=2 if is_half else 1)
+    if is_half:
+        picture.legend(handles=handles, loc="outside lower center", ncols=2)
+    else:
+        picture.legend(handles=handles, loc="outside right center")
     return picture
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bert4rec.config import Config, load_config, recipe_names
+from bert4rec.settings import Settings
 
 # The order of a table: counted, matrix factorisation, recurrent, convolution, attention.
 TITLES = {
@@ -101,10 +102,12 @@ def build_contenders(
     applied = {each.name: _applicable(each, overrides) for each in sources}
     for override in overrides:
         if not any(override in kept for kept in applied.values()):
-            sources[0].config([override])  # its error names the settings that there are
+            sources[-1].config([override])  # its error names the settings that there are
             raise ValueError(f"--set {override}: no model of this lab has this setting")
-    lab = ContenderSource("lab", "", "", "default", settings=tuple(lab_settings))
-    shared = lab.config(_applicable(lab, overrides))
+    usual = load_config("default").model_dump()
+    known = flat_settings({section: usual[section] for section in LAB_SECTIONS})
+    for_all = [override for override in overrides if full_name(override, known) in known]
+    shared = load_config("default", None, [*lab_settings, *for_all])
     contenders = []
     for each in sources:
         config = each.config(applied[each.name])
@@ -181,16 +184,20 @@ def settings_of(config: Config) -> dict[str, Any]:
 def unusual_settings(values: dict[str, Any], config: Config | None = None) -> dict[str, Any]:
     """Those of `values` that differ from the defaults of the settings classes in `config`."""
     config = config or Config()
-    defaults = {name: type(getattr(config, name))() for name in values if name != "stages"}
     usual = flat_settings(
-        {name: section.model_dump(mode="json") for name, section in defaults.items()}
-        | {"stages": [type(stage)().model_dump(mode="json") for stage in config.stages]}
+        {name: _defaults(getattr(config, name)) for name in values if name != "stages"}
+        | {"stages": [_defaults(stage) for stage in config.stages]}
     )
     return {
         name: value
         for name, value in flat_settings(values).items()
         if usual.get(name, ...) != value or name.endswith(CHOOSERS)
     }
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    fields = type(settings).model_fields
+    return type(settings).model_construct().model_dump(mode="json", include=set(fields))
 
 
 def _applicable(source: ContenderSource, overrides: Sequence[str]) -> list[str]:

@@ -126,7 +126,9 @@ def write_curve(points: Sequence[CurvePoint], x_label: str, y_label: str, out: P
     axes = picture.subplots()
     at, ours = [point.at for point in points], [point.ours for point in points]
     axes.plot(at, [each.value for each in ours], marker="o", label="ours, with 95 % interval")
-    axes.vlines(at, [each.low for each in ours], [each.high for each in ours])
+    for x, each in zip(at, ours, strict=True):
+        if each.low is not None and each.high is not None:
+            axes.vlines(x, each.low, each.high)
     if known := [(point.at, point.published) for point in points if point.published is not None]:
         axes.plot(*zip(*known, strict=True), "x", color="black", label="published")
     if max(at) >= 8 * min(at):

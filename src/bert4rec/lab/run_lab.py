@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -54,25 +55,25 @@ def run_lab(
             status.say(f"{n_done} of {len(lab.runs)} runs are done already")
         for place, run in enumerate(waiting):
             is_stopped.raise_if_stopped()
-            began = time.monotonic()
-            head = f"{run} ({n_done + place + 1} of {len(lab.runs)})"
-            status.say(head, is_for_log=True)
+            title = f"{run} ({n_done + place + 1} of {len(lab.runs)})"
+            status.say(title, is_for_log=True)
             left = sum(_expected_seconds(each) for each in waiting[place + 1 :])
-
-            def show() -> None:
-                more = f"; the runs after it take at most {duration(left)}" if left else ""
-                progress = "saving a checkpoint" if is_stopped() else describe_progress(run, began)
-                status.show(f"{head}: {progress}{more}")
-
+            more = f"; the runs after it take at most {duration(left)}" if left else ""
+            began = time.monotonic()
+            show = partial(_show, status, run, title, began, more)
             ended = run_in_process(run, lock, is_stopped, show)
             spent = duration(time.monotonic() - began)
             if ended.error is None:
                 status.say(f"{run}: done in {spent}, NDCG@10 {_ndcg(run)}")
             else:
                 status.say(f"{run}: failed after {spent}, {ended.error}")
-                failure = {"status": "failed", "error": ended.error}
-                failure |= {"cost": {"peak_memory_mb": ended.peak_memory_mb}}
+                cost = {"peak_memory_mb": ended.peak_memory_mb}
+                failure = {"status": "failed", "error": ended.error, "cost": cost}
                 write_json(run.folder / "cost.json", failure)
+
+
+def _show(status: StatusLine, run: LabRun, title: str, began: float, more: str) -> None:
+    status.show(lambda: f"{title}: {describe_progress(run, began)}{more}")
 
 
 class StatusLine:
@@ -88,16 +89,16 @@ class StatusLine:
             self.console.print(Text(line, style="dim"), soft_wrap=not self.console.is_terminal)
             self._last_shown = time.monotonic()
 
-    def show(self, line: str) -> None:
+    def show(self, line: Callable[[], str]) -> None:
         """Replace the line below; without a terminal, print one now and then."""
         seconds = REDRAW_SECONDS if self.console.is_terminal else LINE_SECONDS
         if time.monotonic() - self._last_shown < seconds:
             return
         self._last_shown = time.monotonic()
         if self.console.is_terminal:
-            self.live.update(Text(line), refresh=True)
+            self.live.update(Text(line()), refresh=True)
         else:
-            self.say(line)
+            self.say(line())
 
 
 @contextmanager
@@ -115,8 +116,9 @@ def describe_progress(run: LabRun, began: float) -> str:
     if not events:
         return f"begun, {spent}"
     event, stages = events[-1], fitted["config"]["stages"]
-    number, epochs = event["stage_number"], stages[event["stage_number"]]["epochs"]
-    if event["epoch"] == epochs and number == len(stages) - 1:
+    place = len({each["stage"] for each in events}) - 1
+    epochs = stages[place]["epochs"]
+    if event["epoch"] == epochs and place == len(stages) - 1:
         return f"evaluating, {spent}"
     trained = event["seconds"] + time.time() - (run.folder / "log.jsonl").stat().st_mtime
     left = fitted["expected_seconds"] - trained

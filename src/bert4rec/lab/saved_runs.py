@@ -1,4 +1,4 @@
-"""The runs of a lab as they are on disk: each with its result, or with the reason why it has none."""
+"""The runs of a lab as they are on disk: each with its result, or why it has none."""
 
 from __future__ import annotations
 

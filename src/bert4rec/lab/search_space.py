@@ -104,8 +104,7 @@ def start_values(start: Config, space: Space) -> dict[str, Any]:
     return {
         name: known[name]
         if isinstance(tried, CategoricalDistribution)
-        or _widened(tried, known[name]) == tried
-        and known[name] is not None
+        or (_widened(tried, known[name]) == tried and known[name] is not None)
         else tried.low
         for name, tried in space.items()
     }
@@ -197,8 +196,9 @@ def _parsed(name: str, tried: Any, start: Config) -> Distribution:
     example = "{ low = 0.001, high = 0.1, log = true } or { choices = [32, 64] }"
     if not isinstance(tried, dict) or tried.keys() - {"low", "high", "log", "choices"}:
         raise ValueError(f"is {tried!r}: write {example}")
-    low, high, log = tried.get("low"), tried.get("high"), tried.get("log", False)
-    choices = tried.get("choices")
+    low: Any = tried.get("low")
+    high: Any = tried.get("high")
+    log, choices = tried.get("log", False), tried.get("choices")
     if choices is not None:
         if len(tried) > 1 or not isinstance(choices, list) or len(choices) < 2:
             raise ValueError("has choices that are not a list of two or more values, or not alone")
@@ -211,15 +211,13 @@ def _parsed(name: str, tried: Any, start: Config) -> Distribution:
         )
     for value in choices or (low, high):
         # Whether heads divide the dim is checked for all pairs later.
-        other = {"model.dim": {"model.heads": 1}, "model.heads": {"model.dim": value}}
-        with_settings(start, {name: value} | (other.get(name, {}) if _has_heads(start) else {}))
+        values = {name: value}
+        if hasattr(start.model, "heads") and name in ("model.dim", "model.heads"):
+            values |= {"model.heads": 1} if name == "model.dim" else {"model.dim": value}
+        with_settings(start, values)
     if choices is not None:
         return CategoricalDistribution(tuple(dict.fromkeys(choices)))
     is_float = isinstance(flat_settings(start.model_dump())[name], float)
     if type(low) is int and type(high) is int and not is_float:
         return IntDistribution(low, high, log=log)
     return FloatDistribution(low, high, log=log)
-
-
-def _has_heads(start: Config) -> bool:
-    return hasattr(start.model, "heads")

@@ -1,7 +1,7 @@
 """An Optuna study in a directory: begun, resumed, or refused because its terms are different.
 
-The study is an SQLite file, in which Optuna stores numbers and JSON. A kill in mid-write leaves half
-a line in Optuna's journal files, and SQLite rolls such a write back.
+The study is an SQLite file, in which Optuna stores numbers and JSON. A kill in mid-write leaves
+half a line in Optuna's journal files, and SQLite rolls such a write back.
 """
 
 from __future__ import annotations

@@ -175,10 +175,11 @@ def run_trial(
     curve, began = TrialCurve(report), time.monotonic()
 
     def look() -> None:
-        running.status.show(f"{run.name}: {describe_progress(run, began)}")
-        fitted = run.fitted()
-        for event in run.events()[curve.n_seen :] if fitted else ():
-            curve.add(event, [stage["epochs"] for stage in fitted["config"]["stages"]])
+        running.status.show(lambda: f"{run.name}: {describe_progress(run, began)}")
+        if (fitted := run.fitted()) is not None:
+            epochs = [stage["epochs"] for stage in fitted["config"]["stages"]]
+            for event in run.events()[curve.n_seen :]:
+                curve.add(event, epochs)
 
     try:
         ended = run_in_process(run, running.lock, running.is_stopped, look)
@@ -189,10 +190,7 @@ def run_trial(
     cost, fitted = run.cost(), run.fitted()
     assert cost is not None
     assert fitted is not None
-    found = parse_config(fitted["config"], "epochs.json")
-    # A recipe has the epochs, and not the time limit of the machine on which they were chosen.
-    training = found.training.model_copy(update={"minutes": config.training.minutes})
-    return found.model_copy(update={"training": training}), cost["ndcg@10"]
+    return parse_config(fitted["config"], "epochs.json"), cost["ndcg@10"]
 
 
 class TrialCurve:
@@ -205,6 +203,7 @@ class TrialCurve:
 
     def __init__(self, report: Callable[[int, float], None]) -> None:
         self.report = report
+        self.stages: dict[str, None] = {}  # so far
         self.n_seen, self.percent, self.best, self.reported = 0, 0.0, 0.0, 0
 
     def add(self, event: dict[str, Any], epochs: list[int]) -> None:
@@ -212,7 +211,8 @@ class TrialCurve:
         self.n_seen += 1
         if "ndcg@10" not in event:
             return
-        n_done = sum(epochs[: event["stage_number"]]) + event["epoch"]
+        self.stages |= {event["stage"]: None}
+        n_done = sum(epochs[: len(self.stages) - 1]) + event["epoch"]
         percent = 100 * n_done / sum(epochs)
         best = max(self.best, float(event["ndcg@10"]))
         first = self.reported + REPORT_EVERY_PERCENT

@@ -1,22 +1,28 @@
-"""The verb that compares many models on one data set."""
+"""`bert4rec lab`: compare many models on one data set."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bert4rec.cli.console import (
+    Latex,
+    Markdown,
     Overrides,
     errors,
     output,
     refuse_given,
     stopped,
+    text_format,
 )
 from bert4rec.cli.shown import next_commands
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 from bert4rec.cli.train import DATA_HELP
+
+if TYPE_CHECKING:
+    from bert4rec.evaluation.text_tables import TextFormat
 
 
 @reads_a_table
@@ -25,13 +31,11 @@ def lab(
     data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Names of recipes or TOML files of your own, with commas; `all` if not given."
-        ),
+        typer.Option(help="Recipes or TOML files, separated by commas. [default: all]"),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each model; they differ by chance.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 3,
     budget: Annotated[
-        str, typer.Option(help="Most training time of one run, as in 90s, 20m or 1h30m.")
+        str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")
     ] = "20m",
     out: Annotated[Path, typer.Option(help="Directory of the lab.")] = Path("runs/lab"),
     overrides: Overrides = None,
@@ -39,24 +43,27 @@ def lab(
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace what is there of these models. A lab on other data, or with other "
-            "settings of data or evaluation, is begun anew; its runs move to runs.old.",
+            help="Replace the runs of these models. With other data or settings of data or "
+            "evaluation, begin the lab anew; its runs move to runs.old.",
         ),
     ] = False,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; write the report again.")
     ] = False,
+    latex: Latex = False,
+    markdown: Markdown = False,
     *,
     table: TableOptions,
 ) -> None:
-    """Compare many models on one data set: who wins, by how much, how sure, at what cost.
+    """Compare many models on one data set, with intervals, significance and costs.
 
-    Each model is trained within the budget on the same split, in a process of its own. Give the
-    same command again to go on after an interruption, or with other --models to add to the table.
+    Each run trains one model within the budget, on the same split, in its own process. Repeat the
+    command to resume it, or with other --models to add them to the table.
     """
+    printed = text_format(latex, markdown)
     if report_only:
-        refuse_given(context, "--report-only", but=("report_only", "out"))
-        _report(out)
+        refuse_given(context, "--report-only", but=("report_only", "out", "latex", "markdown"))
+        _report(out, printed)
         return
     if data is None:
         raise ValueError(
@@ -68,35 +75,32 @@ def lab(
     minutes = parse_budget(budget)
     contenders = choose_contenders(split_names(models or ["all"]), overrides or ())
     sequences = table.open(data, contenders[0].config.data)
-    from bert4rec.lab.run import Stopped, run_lab
+    from bert4rec.interrupts import Interrupted
+    from bert4rec.lab.lab_directory import LabTerms
+    from bert4rec.lab.run_lab import run_lab
 
+    terms = LabTerms(Path(data).name, seeds, minutes, overwrite)
     try:
-        run_lab(
-            out,
-            sequences,
-            contenders,
-            errors,
-            data_name=Path(data).name,
-            n_seeds=seeds,
-            minutes=minutes,
-            overwrite=overwrite,
-        )
-    except Stopped:
+        run_lab(out, sequences, contenders, terms, errors)
+    except Interrupted:
         raise stopped(out) from None
-    _report(out)
+    _report(out, printed)
 
 
-def _report(out: Path) -> None:
-    from bert4rec.lab.report import terminal_table, write_report
+def _report(out: Path, printed: TextFormat | None) -> None:
+    from bert4rec.lab.lab_report import terminal_table, to_text, write_report
 
     result = write_report(out)
-    output.print(terminal_table(result))
     for run in result.failed:
         place = out / "runs" / run.name / f"seed-{run.seed}" / "output.txt"
         line = f"failed: {run.name}, seed {run.seed}: {run.error} (see {place})"
         errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    if printed is not None:
+        typer.echo(to_text(result, printed), nl=False)
+        return
+    output.print(terminal_table(result))
     output.print("The report:")
-    for name in ("report.html", "report.md", "report.csv"):
+    for name in ("report.html", "report.csv", "report.json"):
         output.print(f"  {out / name}", markup=False, highlight=False, soft_wrap=True)
     if result.models:
         best = result.models[0]
@@ -104,7 +108,7 @@ def _report(out: Path) -> None:
         next_commands(
             ["evaluate", model],
             ["recommend", model, "--users", "all", "--out", "recs.parquet"],
-            ["lab", "--report-only", "--out", out],
+            ["lab", "--report-only", "--out", out, "--markdown"],
         )
 
 
