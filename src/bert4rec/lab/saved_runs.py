@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.lab.contenders import DETERMINISTIC
@@ -66,12 +67,11 @@ def _read_facts(lab_dir: Path) -> LabFacts:
     try:
         content = read_json(path) or {}
         if content["format_version"] == FORMAT_VERSION:
-            models, seeds = (tuple(content["facts"][key]) for key in ("models", "seeds"))
             # Reports are published, and the directory of the data is private.
             data = {key: value for key, value in content["data"].items() if key != "directory"}
-            plans = {name: _planned(LabRun(lab_dir, name, 0)) for name in models}
-            known = content["facts"] | {"models": models, "seeds": seeds, "data": data}
-            return LabFacts(**(known | {"plans": plans}))
+            facts = TypeAdapter(LabFacts).validate_python(content["facts"] | {"data": data})
+            plans = {name: _planned(LabRun(lab_dir, name, 0)) for name in facts.models}
+            return replace(facts, plans=plans)
     except BROKEN as error:
         raise ValueError(f"{path} is damaged ({error!r}): run the lab again") from None
     raise ValueError(
@@ -130,7 +130,7 @@ def _read_run(run: LabRun) -> FinishedRun | MissingRun:
             title,
             settings,
             _is_deterministic(run),
-            RunCost(**content["cost"]),
+            TypeAdapter(RunCost).validate_python(content["cost"]),
             tuple(_validation(event) for event in run.events() if "ndcg@10" in event),
             _evaluation(run.folder),
         )
