@@ -19,7 +19,6 @@ from bert4rec.cli import (
     index,
     lab_command,
     models,
-    plan,
     reproduce_command,
     serve,
     train,
@@ -55,7 +54,6 @@ answers.add_to(app)
 serve.add_to(app)
 index.add_to(app)
 compress.add_to(app)
-plan.add_to(app)
 lab_command.add_to(app)
 reproduce_command.add_to(app)
 app.add_typer(data.app, name="data")
