@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -180,7 +179,7 @@ def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) 
 def _repeats(sequences: Sequences) -> tuple[int, int, int]:
     """Interactions that repeat a (user, item), that repeat its time too, test items seen before."""
     n_repeated = n_duplicates = n_seen_targets = 0
-    for first_user, last_user in _user_blocks(sequences.offsets):
+    for first_user, last_user in sequences.user_blocks(BLOCK):
         start, end = sequences.offsets[first_user], sequences.offsets[last_user]
         lengths = np.diff(sequences.offsets[first_user : last_user + 1])
         user = np.repeat(np.arange(len(lengths)), lengths)
@@ -197,16 +196,6 @@ def _repeats(sequences: Sequences) -> tuple[int, int, int]:
             time = np.asarray(sequences.times[start:end])[order]
             n_duplicates += int((is_repeat & (time[1:] == time[:-1])).sum())
     return n_repeated, n_duplicates, n_seen_targets
-
-
-def _user_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of users with about BLOCK interactions, so that memory does not grow with the data."""
-    first, n_users = 0, len(offsets) - 1
-    while first < n_users:
-        reach = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
-        last = min(max(reach, first + 1), n_users)
-        yield first, last
-        first = last
 
 
 def _concentration(counts: NDArray[np.int64]) -> Check:

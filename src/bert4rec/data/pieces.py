@@ -1,38 +1,8 @@
-"""Sequences cut into pieces of like length: little padding, and arrays that stay in the cache.
+"""The former names of `length_groups`."""  # removed at the merge
 
-Training, evaluation and batch scoring all compute in such pieces.
-"""
+from bert4rec.data.length_groups import FOR_SCORING as FOR_SCORING
+from bert4rec.data.length_groups import FOR_TRAINING as FOR_TRAINING
+from bert4rec.data.length_groups import MicrobatchSize as Size
+from bert4rec.data.length_groups import group_by_length as like_lengths
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
-
-class Size(NamedTuple):
-    positions: int  # most positions of a piece, padding included
-    padding: int  # positions of padding that cost about as much as starting another piece
-
-
-# By measurement on the lengths of ML-1M and Beauty (`benchmarks/pieces.py`). Training keeps some
-# thirty numbers a position and unit of width until the backward pass; scoring keeps none.
-FOR_TRAINING = Size(2048, 300)
-FOR_SCORING = Size(16384, 2000)
-
-
-def like_lengths(
-    lengths: NDArray[np.int64], size: Size, most_rows: int | None = None
-) -> list[slice]:
-    """Cut sequences, longest first, into pieces that waste little and are not too large."""
-    pieces, first = [], 0
-    while first < len(lengths):
-        longest = max(1, int(lengths[first]))
-        n_most = max(1, size.positions // longest)
-        rest = lengths[first : first + (n_most if most_rows is None else min(n_most, most_rows))]
-        padding = np.cumsum(longest - rest)
-        n = int(np.searchsorted(padding, size.padding, side="right"))
-        pieces.append(slice(first, first + n))
-        first += n
-    return pieces
+__all__ = ["FOR_SCORING", "FOR_TRAINING", "Size", "like_lengths"]
