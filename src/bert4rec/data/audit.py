@@ -1,7 +1,7 @@
-"""What would spoil a result on this data, before anyone trains on it.
+"""Checks for what would spoil a result on this data, before anyone trains on it.
 
-The test item is a user's last one, as in the leave-one-out split; all else is training here, since
-at test time the validation item is part of the history.
+The test item is a user's last one, as in the leave-one-out split. Everything else counts as
+training here, since the validation item is part of the test history.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bert4rec.data.sequences import Sequences
 
 Severity = Literal["ok", "note", "warn"]
 MIN_ACTIONS = 3  # one to learn from, one to validate, one to test
-BLOCK = 1 << 20  # interactions looked at together
+BLOCK = 1 << 20  # interactions per block: memory does not grow with the data
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that can be wrong: how often it is, as a share of what, and what to do."""
+    """One possible fault: how often it occurs, as a share of what, and what to do."""
 
     name: str
     count: int
@@ -50,7 +50,7 @@ class AuditReport:
         return dataclasses.asdict(self)
 
     def render(self) -> Group:
-        """For a rich console."""
+        """The report as a table for a rich console."""
         size = (
             f"{self.n_users:,} users, {self.n_items:,} items, {self.n_interactions:,} interactions"
         )
@@ -66,15 +66,15 @@ class AuditReport:
 
 def audit(sequences: Sequences) -> AuditReport:
     lengths, ends = sequences.lengths, sequences.offsets[1:]
-    is_asked = lengths >= MIN_ACTIONS
-    last = ends[is_asked] - 1  # flat index of every test item
+    is_tested = lengths >= MIN_ACTIONS
+    last = ends[is_tested] - 1  # flat index of every test item
     targets = np.asarray(sequences.tokens[last], dtype=np.int64)
-    n_asked = len(last)
+    n_tested = len(last)
     n_repeated, n_duplicates, n_seen_targets = _repeats(sequences)
     counts = sequences.vocabulary.counts
     trained = counts - np.bincount(targets, minlength=sequences.n_items)
     n_cold = int((trained[targets] == 0).sum())
-    n_short = int((~is_asked).sum())
+    n_short = int((~is_tested).sum())
     n_rows = sequences.n_interactions
     checks = [
         _check(
@@ -83,7 +83,7 @@ def audit(sequences: Sequences) -> AuditReport:
             sequences.n_users,
             "users",
             warn_from=0.5,
-            advice=f"fewer than {MIN_ACTIONS} actions: they train but are never asked; "
+            advice=f"fewer than {MIN_ACTIONS} actions: they train but are never held out; "
             f"drop them with min_user_actions={MIN_ACTIONS}",
         ),
         *_time_checks(sequences, last, n_duplicates),
@@ -93,25 +93,25 @@ def audit(sequences: Sequences) -> AuditReport:
             n_rows,
             "interactions",
             warn_from=0.2,
-            advice="a user meets an item again: if that is not real behaviour, use drop_repeats",
+            advice="the same user and item again: if that is not real behaviour, use drop_repeats",
         ),
         _check(
             "test target in own history",
             n_seen_targets,
-            n_asked,
+            n_tested,
             "test users",
             warn_from=0.05,
-            advice="can never be hit when seen items are excluded: use drop_repeats, or keep seen "
-            "items in the ranking",
+            advice="never a hit while seen items are excluded: use drop_repeats, or rank seen "
+            "items too (evaluation.exclude_seen=false)",
         ),
         _check(
             "cold test items",
             n_cold,
-            n_asked,
+            n_tested,
             "test users",
             warn_from=0.05,
-            advice="targets that occur nowhere else: no model can pass an HR of "
-            f"{1 - n_cold / max(n_asked, 1):.3f}; min_item_actions or k_core drops them",
+            advice="targets that occur nowhere else: no model can exceed an HR of "
+            f"{1 - n_cold / max(n_tested, 1):.3f}; min_item_actions or k_core drops them",
         ),
         _concentration(counts),
     ]
@@ -128,7 +128,7 @@ def _check(
 
 def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: int) -> list[Check]:
     if sequences.times is None:
-        advice = "there is no time: the file's order is trusted, and leakage cannot be measured"
+        advice = "file order counts as time order, and leakage cannot be measured"
         return [Check("no time column", 1, 1.0, "data", "note", advice)]
     times = sequences.times
     test_times = np.asarray(times[last])
@@ -138,8 +138,8 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
         len(last),
         "test users",
         warn_from=0.05,
-        advice="the test item has the same time as the one before: which is last is the file's "
-        "order; use finer times",
+        advice="the test item and the one before it have the same time, so file order decides "
+        "which is last; use finer times",
     )
     is_train = np.ones(len(times), dtype=bool)
     is_train[last] = False
@@ -152,7 +152,7 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
         later,
         "training",
         severity,
-        "for the mean test user, this much of the others' training data lies in the future; "
+        "on average, this share of the training data lies after a user's test item; "
         "report the global-time split too"
         if later
         else "",
@@ -163,13 +163,13 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
         len(times),
         "interactions",
         warn_from=0.01,
-        advice="the same user, item and time twice: likely logged twice; use drop_repeats",
+        advice="the same user, item and time: probably logged twice; use drop_repeats",
     )
     return [tied, leakage, duplicates]
 
 
 def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) -> float:
-    """Mean over test users of the share of training that happened after their test time."""
+    """Mean over test users of the share of training interactions after their test time."""
     if not len(train_times) or not len(test_times):
         return 0.0
     n_until = np.searchsorted(train_times, test_times, side="right")
@@ -177,7 +177,7 @@ def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) 
 
 
 def _repeats(sequences: Sequences) -> tuple[int, int, int]:
-    """Interactions that repeat a (user, item), that repeat its time too, test items seen before."""
+    """Counts of repeated (user, item) pairs, of those with equal times, of seen test items."""
     n_repeated = n_duplicates = n_seen_targets = 0
     for first_user, last_user in sequences.user_blocks(BLOCK):
         start, end = sequences.offsets[first_user], sequences.offsets[last_user]
@@ -186,7 +186,7 @@ def _repeats(sequences: Sequences) -> tuple[int, int, int]:
         token = np.asarray(sequences.tokens[start:end])
         is_last = np.zeros(end - start, dtype=bool)
         is_last[(np.cumsum(lengths) - 1)[lengths >= MIN_ACTIONS]] = True
-        # A stable sort keeps time order inside a pair, so equal times are neighbours.
+        # The sort is stable and keeps time order within a pair, so equal times are neighbours.
         order = np.lexsort((token, user))
         user, token, is_last = user[order], token[order], is_last[order]
         is_repeat = (user[1:] == user[:-1]) & (token[1:] == token[:-1])
@@ -199,7 +199,7 @@ def _repeats(sequences: Sequences) -> tuple[int, int, int]:
 
 
 def _concentration(counts: NDArray[np.int64]) -> Check:
-    """The share of the most popular 1 % of the items, and the Gini coefficient of all."""
+    """The share of the most popular 1 % of items, and the Gini coefficient over all items."""
     ascending = np.sort(counts).astype(np.float64)
     n = len(ascending)
     gini = float(2 * (np.arange(1, n + 1) * ascending).sum() / (n * ascending.sum()) - (n + 1) / n)

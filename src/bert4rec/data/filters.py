@@ -1,14 +1,18 @@
-"""Which interactions are kept. Applied in the order of the fields; every step says what it cost."""
+"""Which interactions are kept. Filters apply in the order of their fields and report each step."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import duckdb
+
+from bert4rec.data.database import fetch_row
+from bert4rec.data.interactions import OnProgress
+
+Dropped = dict[str, Any]  # {"step", "rows", "users", "items"}
 
 # The rows to keep, as SQL over `events` and its counts; {value} is the filter's setting.
 _KEEP = {
@@ -19,8 +23,6 @@ _KEEP = {
     "(SELECT code FROM item_counts WHERE n >= {value})",
     "min_user_actions": 'SELECT * FROM events WHERE "user" IN '
     "(SELECT code FROM user_counts WHERE n >= {value})",
-    "keep_last": "SELECT * FROM events QUALIFY row_number() OVER "
-    '(PARTITION BY "user" ORDER BY "time" DESC, row DESC) <= {value}',
 }
 
 _MINIMA = ("min_item_actions", "min_user_actions", "k_core")
@@ -28,14 +30,13 @@ _MINIMA = ("min_item_actions", "min_user_actions", "k_core")
 
 @dataclass(frozen=True)
 class Filters:
-    """What to leave out, in this order.
+    """What to drop, in this order.
 
-    min_rating: only interactions rated at least this.
-    drop_repeats: only the first of a user's interactions with the same item.
-    min_item_actions, then min_user_actions: one pass each, as the papers' data sets were made; so
-        an item may end up below its minimum when its users leave.
-    k_core: users and items with fewer than k actions, again and again until none is left.
-    keep_last: only the last N interactions of a user.
+    min_rating: interactions rated lower than this.
+    drop_repeats: a user's interactions with an item, except the first.
+    min_item_actions, then min_user_actions: one pass each, as for the papers' data sets. So an item
+        may end up below its minimum when its users leave.
+    k_core: users and items with fewer than k actions, repeated until none is left.
     """
 
     min_rating: float | None = None
@@ -43,7 +44,6 @@ class Filters:
     min_item_actions: int = 0
     min_user_actions: int = 0
     k_core: int = 0
-    keep_last: int | None = None
 
     def __post_init__(self) -> None:
         if self.min_rating is not None and not math.isfinite(self.min_rating):
@@ -51,14 +51,12 @@ class Filters:
         for name in _MINIMA:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it cannot be negative")
-        if self.keep_last is not None and self.keep_last < 2:
-            raise ValueError(f"keep_last is {self.keep_last}: a sequence needs at least 2 actions")
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def apply(self, events: Events, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Shrink the events; what each active filter dropped."""
+    def apply(self, events: Events, progress: OnProgress) -> list[Dropped]:
+        """Shrink the events; return what each active filter dropped."""
         dropped = []
         for name, value in self.as_dict().items():
             if value is None or value is False or (name in _MINIMA and value < 2):
@@ -77,22 +75,22 @@ class Filters:
 
 
 class Events(Protocol):
-    """All that the filters ask of the events, which are on this machine or on many."""
+    """What the filters need of the events, which are on one machine or on many."""
 
     def totals(self) -> dict[str, int]:
         """Numbers of rows, users and items."""
         ...
 
     def keep(self, kept: str) -> None:
-        """Only the rows of the query `kept` over events, user_counts and item_counts.
+        """Keep only the rows of the query `kept` over events, user_counts and item_counts.
 
-        All rows of a user are seen together, and counts are those of all events.
+        The query sees all rows of a user together, and the counts of all events.
         """
         ...
 
 
 class LocalEvents:
-    """The view `events` of one database, which is counted already."""
+    """The view `events` of one database, with its counts."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -116,7 +114,7 @@ def count_events(connection: duckdb.DuckDBPyConnection) -> None:
         )
 
 
-def describe_step(step: dict[str, Any]) -> str:
+def describe_step(step: Dropped) -> str:
     return (
         f"{step['step']} dropped {step['rows']:,} rows, "
         f"{step['users']:,} users, {step['items']:,} items"
@@ -124,12 +122,12 @@ def describe_step(step: dict[str, Any]) -> str:
 
 
 def totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    found = connection.execute(
+    rows, users, items = fetch_row(
+        connection,
         "SELECT coalesce(sum(n), 0)::BIGINT, count(*), (SELECT count(*) FROM item_counts) "
-        "FROM user_counts"
-    ).fetchone()
-    assert found is not None
-    return {"rows": found[0], "users": found[1], "items": found[2]}
+        "FROM user_counts",
+    )
+    return {"rows": rows, "users": users, "items": items}
 
 
 def _peel(events: Events, k: int) -> None:
