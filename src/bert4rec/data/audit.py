@@ -24,6 +24,51 @@ MIN_ACTIONS = 3  # one to learn from, one to validate, one to test
 BLOCK = 1 << 20  # interactions per block: memory does not grow with the data
 
 
+# Per check: the share of what, the share from which it is a warning, and what to do.
+CHECKS = {
+    "users too short": (
+        "users",
+        0.5,
+        f"fewer than {MIN_ACTIONS} actions: they train but are never held out; "
+        f"drop them with min_user_actions={MIN_ACTIONS}",
+    ),
+    "tied times at the split": (
+        "test users",
+        0.05,
+        "the test item and the one before it have the same time, so file order decides which is "
+        "last; use finer times",
+    ),
+    "training after the test time": (
+        "training",
+        0.1,
+        "on average, this share of the training data lies after a user's test item; report the "
+        "global-time split too",
+    ),
+    "duplicate rows": (
+        "interactions",
+        0.01,
+        "the same user, item and time: probably logged twice; use drop_repeats",
+    ),
+    "repeated pairs": (
+        "interactions",
+        0.2,
+        "the same user and item again: if that is not real behaviour, use drop_repeats",
+    ),
+    "test target in own history": (
+        "test users",
+        0.05,
+        "never a hit while seen items are excluded: use drop_repeats, or rank seen items too "
+        "(evaluation.exclude_seen=false)",
+    ),
+    "cold test items": (
+        "test users",
+        0.05,
+        "targets that occur nowhere else: no model can exceed an HR of {rest:.3f}; "
+        "min_item_actions or k_core drops them",
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Check:
     """One possible fault: how often it occurs, as a share of what, and what to do."""
@@ -65,65 +110,31 @@ class AuditReport:
 
 
 def audit(sequences: Sequences) -> AuditReport:
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    is_tested = lengths >= MIN_ACTIONS
-    last = ends[is_tested] - 1  # flat index of every test item
+    is_tested = sequences.lengths >= MIN_ACTIONS
+    last = sequences.offsets[1:][is_tested] - 1  # flat index of every test item
     targets = np.asarray(sequences.tokens[last], dtype=np.int64)
-    n_tested = len(last)
     n_repeated, n_duplicates, n_seen_targets = _repeats(sequences)
     counts = sequences.vocabulary.counts
     trained = counts - np.bincount(targets, minlength=sequences.n_items)
-    n_cold = int((trained[targets] == 0).sum())
-    n_short = int((~is_tested).sum())
     n_rows = sequences.n_interactions
-    checks = [
-        _check(
-            "users too short",
-            n_short,
-            sequences.n_users,
-            "users",
-            warn_from=0.5,
-            advice=f"fewer than {MIN_ACTIONS} actions: they train but are never held out; "
-            f"drop them with min_user_actions={MIN_ACTIONS}",
-        ),
+    checks = (
+        _check("users too short", int((~is_tested).sum()), sequences.n_users),
         *_time_checks(sequences, last, n_duplicates),
-        _check(
-            "repeated pairs",
-            n_repeated,
-            n_rows,
-            "interactions",
-            warn_from=0.2,
-            advice="the same user and item again: if that is not real behaviour, use drop_repeats",
-        ),
-        _check(
-            "test target in own history",
-            n_seen_targets,
-            n_tested,
-            "test users",
-            warn_from=0.05,
-            advice="never a hit while seen items are excluded: use drop_repeats, or rank seen "
-            "items too (evaluation.exclude_seen=false)",
-        ),
-        _check(
-            "cold test items",
-            n_cold,
-            n_tested,
-            "test users",
-            warn_from=0.05,
-            advice="targets that occur nowhere else: no model can exceed an HR of "
-            f"{1 - n_cold / max(n_tested, 1):.3f}; min_item_actions or k_core drops them",
-        ),
+        _check("repeated pairs", n_repeated, n_rows),
+        _check("test target in own history", n_seen_targets, len(last)),
+        _check("cold test items", int((trained[targets] == 0).sum()), len(last)),
         _concentration(counts),
-    ]
-    return AuditReport(sequences.n_users, sequences.n_items, n_rows, tuple(checks))
+    )
+    return AuditReport(sequences.n_users, sequences.n_items, n_rows, checks)
 
 
-def _check(
-    name: str, count: int, total: int, share_of: str, *, warn_from: float, advice: str
-) -> Check:
-    share = count / max(total, 1)
+def _check(name: str, count: int, total: int, share: float | None = None) -> Check:
+    share_of, warn_from, advice = CHECKS[name]
+    share = count / max(total, 1) if share is None else share
     severity: Severity = "ok" if count == 0 else "warn" if share >= warn_from else "note"
-    return Check(name, count, share, share_of, severity, advice if count else "")
+    return Check(
+        name, count, share, share_of, severity, advice.format(rest=1 - share) * (count > 0)
+    )
 
 
 def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: int) -> list[Check]:
@@ -132,40 +143,15 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
         return [Check("no time column", 1, 1.0, "data", "note", advice)]
     times = sequences.times
     test_times = np.asarray(times[last])
-    tied = _check(
-        "tied times at the split",
-        int((test_times == times[last - 1]).sum()),
-        len(last),
-        "test users",
-        warn_from=0.05,
-        advice="the test item and the one before it have the same time, so file order decides "
-        "which is last; use finer times",
-    )
     is_train = np.ones(len(times), dtype=bool)
     is_train[last] = False
     later = _share_later(np.sort(times[is_train]), test_times)
     n_train = int(is_train.sum())
-    severity: Severity = "ok" if later == 0 else "warn" if later >= 0.1 else "note"
-    leakage = Check(
-        "training after the test time",
-        math.ceil(later * n_train),
-        later,
-        "training",
-        severity,
-        "on average, this share of the training data lies after a user's test item; "
-        "report the global-time split too"
-        if later
-        else "",
-    )
-    duplicates = _check(
-        "duplicate rows",
-        n_duplicates,
-        len(times),
-        "interactions",
-        warn_from=0.01,
-        advice="the same user, item and time: probably logged twice; use drop_repeats",
-    )
-    return [tied, leakage, duplicates]
+    return [
+        _check("tied times at the split", int((test_times == times[last - 1]).sum()), len(last)),
+        _check("training after the test time", math.ceil(later * n_train), n_train, later),
+        _check("duplicate rows", n_duplicates, len(times)),
+    ]
 
 
 def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) -> float:
