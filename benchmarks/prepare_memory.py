@@ -1,7 +1,7 @@
 """Peak memory of preparing a large CSV: `python benchmarks/prepare_memory.py [ROWS]`.
 
-Writes ROWS (10 million unless told) random rows to a temporary folder, prepares them in a child
-process and prints the child's peak resident memory and its time.
+Writes ROWS (default 10 million) random rows to a temporary folder, prepares them in a child process
+and prints the child's peak resident memory and its time.
 """
 
 import json
