@@ -19,7 +19,6 @@ from bert4rec.data.filters import Filters, describe_step
 from bert4rec.data.interactions import Interactions, OnProgress
 from bert4rec.data.prepared_files import (
     SORTED,
-    PrepareJob,
     check_enough_is_left,
     create_arrays,
     number_ids,
@@ -27,7 +26,7 @@ from bert4rec.data.prepared_files import (
     write_sorted,
 )
 from bert4rec.data.sequences import FORMAT_VERSION, Sequences, fingerprint_of
-from bert4rec.data.staging import Staged, stage
+from bert4rec.data.staging import PrepareJob, Staged, stage
 from bert4rec.environment import Environment
 
 FILES = {"meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet"}
@@ -52,7 +51,7 @@ class PrepareEngine(Protocol):
 
 
 class LocalEngine:
-    """This process, with as many threads as DuckDB is given."""
+    """This process."""
 
     def as_files(self, interactions: Interactions, folder: Path, say: OnProgress) -> Interactions:
         return interactions.as_files(folder, say)
@@ -61,14 +60,7 @@ class LocalEngine:
         return interactions.content(say)
 
     def stage(self, job: PrepareJob) -> Staged:
-        needs_rating = job.filters.min_rating is not None
-        return stage(
-            job.connection,
-            job.interactions,
-            job.folder,
-            needs_rating=needs_rating,
-            progress=job.say,
-        )
+        return stage(job)
 
     def write_arrays(self, job: PrepareJob, staged: Staged) -> None:
         job.connection.execute(f"CREATE TABLE sorted AS {SORTED}")
@@ -109,22 +101,13 @@ def prepare(
             return prepared
         if out is not None:  # a folder of the cache is always ours
             _refuse_to_overwrite(out)
-        finished = folder / "finished"
-        finished.mkdir()
         connection = connect(str(folder / "work.duckdb"))
         try:
             limit_memory(connection, folder, memory_limit, threads)
             job = PrepareJob(
-                interactions,
-                filters,
-                for_training,
-                key,
-                connection,
-                memory_limit,
-                folder,
-                finished,
-                say,
+                interactions, filters, for_training, key, connection, memory_limit, folder, say
             )
+            job.finished.mkdir()
             _fill(job, engine)
         except duckdb.OutOfMemoryException as error:
             raise ValueError(
@@ -135,7 +118,7 @@ def prepare(
             connection.close()
         if target.exists():  # prepared from other data, or damaged: out of the way, then deleted
             target.rename(folder / "replaced")
-        finished.rename(target)
+        job.finished.rename(target)
     return Sequences.load(target)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from bert4rec.data.database import copy_to_parquet, count, fetch_row, identifier
-from bert4rec.data.filters import Dropped, Filters, describe_step
-from bert4rec.data.interactions import Interactions, OnProgress, names_of
+from bert4rec.data.filters import Dropped, describe_step
+from bert4rec.data.interactions import names_of
 from bert4rec.data.sequences import FORMAT_VERSION, IdType, fingerprint_of
-from bert4rec.data.staging import n_malformed_lines
+from bert4rec.data.staging import PrepareJob, n_malformed_lines
 from bert4rec.data.table_file import readable
 from bert4rec.data.table_sql import text_relation
 from bert4rec.data.times import TimeUnit
@@ -32,21 +31,6 @@ SORTED = (
     'JOIN rows_of_user u ON e."user" = u.code JOIN tokens i ON e.item = i.code '
     'ORDER BY u.row, e."time", e.row'
 )
-
-
-@dataclass(frozen=True)
-class PrepareJob:
-    """One preparation: what to read, how to filter it, and where to work."""
-
-    interactions: Interactions
-    filters: Filters
-    for_training: bool
-    key: str  # a hash of all that decides the result
-    connection: duckdb.DuckDBPyConnection
-    memory_limit: str
-    folder: Path  # for temporary files
-    finished: Path  # for the files of the result
-    say: OnProgress
 
 
 def check_enough_is_left(

@@ -51,9 +51,7 @@ class PublicDataset:
     has_header: bool = False
     licence: str = "none stated: for research, do not pass it on"
     item_table: str | None = None  # the file of titles
-    members: tuple[
-        str, ...
-    ] = ()  # the files needed out of a zip; () when the download is the table
+    members: tuple[str, ...] = ()  # the files needed out of a zip; (): the download is the table
 
     @property
     def file_name(self) -> str:

@@ -17,7 +17,7 @@ import duckdb
 
 from bert4rec.data.columns import Role
 from bert4rec.data.database import connect, count, fetch_row, first_line
-from bert4rec.data.filters import Dropped, Events, LocalEvents, count_events
+from bert4rec.data.filters import Dropped, Events, Filters, LocalEvents, count_events
 from bert4rec.data.interactions import Interactions, OnProgress, SourceTable, names_of
 from bert4rec.data.table_file import line_of_row, readable
 from bert4rec.data.table_sql import (
@@ -34,6 +34,29 @@ from bert4rec.data.times import TimeUnit, time_expression, time_facts
 IDS: tuple[Role, ...] = ("user", "item")
 REMEDY = "correct them, or leave such rows out with on_bad_rows='skip' (--on-bad-rows skip)"
 ISO = "an integer (s, ms, us or ns, as in most rows), a decimal number or an ISO date"
+
+
+@dataclass(frozen=True)
+class PrepareJob:
+    """One preparation: what to read, how to filter it, and where to work."""
+
+    interactions: Interactions
+    filters: Filters
+    for_training: bool
+    key: str  # a hash of all that decides the result
+    connection: duckdb.DuckDBPyConnection
+    memory_limit: str
+    folder: Path  # for temporary files
+    say: OnProgress
+
+    @property
+    def finished(self) -> Path:
+        """The folder for the files of the result."""
+        return self.folder / "finished"
+
+    @property
+    def needs_rating(self) -> bool:
+        return self.filters.min_rating is not None
 
 
 @dataclass(frozen=True)
@@ -91,26 +114,20 @@ def event_rules(kinds: dict[Role, ColumnKind], time: str | None, needs_rating: b
     return EventRules(kinds, time or "0::BIGINT", rating, problems)
 
 
-def stage(
-    connection: duckdb.DuckDBPyConnection,
-    interactions: Interactions,
-    folder: Path,
-    *,
-    needs_rating: bool,
-    progress: OnProgress,
-) -> Staged:
-    refuse_missing_ratings(interactions, needs_rating)
-    tables = interactions.tables
+def stage(job: PrepareJob) -> Staged:
+    """Read all rows on this machine."""
+    refuse_missing_ratings(job)
+    connection, interactions, tables = job.connection, job.interactions, job.interactions.tables
     kinds: dict[Role, ColumnKind] = {}
     n_malformed = 0
     if is_one_relation(tables):
         kinds = kinds_of(tables[0])
-        progress(f"reading {interactions.name}")
+        job.say(f"reading {interactions.name}")
         first_rows = first_rows_of_files(tables)
         with naming_the_file(tables):
             connection.execute(f"CREATE VIEW rows AS {parquet_rows(tables)}")
     else:
-        first_rows, n_malformed = _copy_as_text(connection, interactions, folder, progress)
+        first_rows, n_malformed = _copy_as_text(job)
     with naming_the_file(tables):
         n_rows = count(connection, "rows")
         if n_rows == 0:
@@ -121,11 +138,11 @@ def stage(
         if "time" in tables[0].roles:
             kind = kinds.get("time", "text")
             time, unit = time_expression(time_facts(connection, kind), kind, interactions)
-        rules = event_rules(kinds, time, needs_rating)
+        rules = event_rules(kinds, time, job.needs_rating)
         connection.execute(f"CREATE TABLE bad AS {rules.bad_rows}")
         if interactions.on_bad_rows == "error":
             refuse_bad_rows(connection, interactions, list(rules.problems), first_rows)
-        progress("numbering users and items")
+        job.say("numbering users and items")
         _make_events(connection, rules)
     dropped = bad_rows_dropped(connection, list(rules.problems))
     if n_malformed:
@@ -138,38 +155,34 @@ def first_rows_of_files(tables: Sequence[SourceTable]) -> list[int]:
     return [number << FILE_BITS for number in range(len(tables))]
 
 
-def refuse_missing_ratings(interactions: Interactions, needs_rating: bool) -> None:
-    for table in interactions.tables:
-        if needs_rating and "rating" not in table.roles:
+def refuse_missing_ratings(job: PrepareJob) -> None:
+    for table in job.interactions.tables:
+        if job.needs_rating and "rating" not in table.roles:
             raise ValueError(
                 f"min_rating needs a rating column and {table.name} has none that can be "
                 f"recognised among {', '.join(table.columns)}: name it with rating=… (--rating)"
             )
 
 
-def _copy_as_text(
-    connection: duckdb.DuckDBPyConnection,
-    interactions: Interactions,
-    folder: Path,
-    progress: OnProgress,
-) -> tuple[list[int], int]:
+def _copy_as_text(job: PrepareJob) -> tuple[list[int], int]:
     """Create `rows` over a copy of all values as text.
 
     Returns the first row of each table, and the number of malformed lines.
     """
     columns = ", ".join(f'"{role}" VARCHAR' for role in ROLES)
+    connection = job.connection
     connection.execute(f"CREATE TABLE staged ({columns})")
     first_rows = []
     n_malformed = 0
-    for number, table in enumerate(interactions.tables):
-        progress(f"reading {table.name}")
+    for number, table in enumerate(job.interactions.tables):
+        job.say(f"reading {table.name}")
         first_rows.append(count(connection, "staged"))
         with readable(Path(table.name)):
             positions = [table.roles.get(role) for role in ROLES]
-            relation = text_relation(table, positions, folder, f"rejects_{number}")
+            relation = text_relation(table, positions, job.folder, f"rejects_{number}")
             connection.execute(f"INSERT INTO staged {relation}")
         n_lines = n_malformed_lines(connection, table, f"rejects_{number}")
-        if n_lines and interactions.on_bad_rows == "error":
+        if n_lines and job.interactions.on_bad_rows == "error":
             _refuse_malformed_lines(connection, table, f"rejects_{number}", n_lines)
         n_malformed += n_lines
     connection.execute("CREATE VIEW rows AS SELECT *, rowid AS row FROM staged")

@@ -19,10 +19,11 @@ from bert4rec.data.columns import Role
 from bert4rec.data.database import copy_to_parquet, parquet
 from bert4rec.data.filters import totals
 from bert4rec.data.interactions import Interactions, OnProgress, SourceTable
-from bert4rec.data.prepared_files import PrepareJob, id_order, id_type
+from bert4rec.data.prepared_files import id_order, id_type
 from bert4rec.data.staging import (
     IDS,
     EventRules,
+    PrepareJob,
     Staged,
     bad_rows_dropped,
     event_rules,
@@ -99,13 +100,12 @@ class ClusterEngine:
 
     def stage(self, job: PrepareJob) -> Staged:
         interactions, n_workers = job.interactions, self.workers.n_workers
-        needs_rating = job.filters.min_rating is not None
-        refuse_missing_ratings(interactions, needs_rating)
+        refuse_missing_ratings(job)
         space = Workspace(job.folder, job.memory_limit)
         files = _groups(interactions.tables, n_workers * GROUPS_PER_WORKER)
 
         job.say(f"reading {interactions.name} with {n_workers} workers")
-        rules, time_unit, n_rows = self._look(space, files, interactions, needs_rating)
+        rules, time_unit, n_rows = self._look(job, space, files)
         job.say("counting users and items")
         found = self.workers.map(tasks.count_ids, [(space, each, rules) for each in files])
         _merge_ids(job.connection, found, rules.kinds)
@@ -137,13 +137,10 @@ class ClusterEngine:
         return Staged(events, time_unit, dropped)
 
     def _look(
-        self,
-        space: Workspace,
-        files: Sequence[FileGroup],
-        interactions: Interactions,
-        needs_rating: bool,
+        self, job: PrepareJob, space: Workspace, files: Sequence[FileGroup]
     ) -> tuple[EventRules, TimeUnit | None, int]:
         """How to read a row, as all rows together decide; the time unit; the number of rows."""
+        interactions = job.interactions
         kinds = kinds_of(interactions.tables[0])
         has_time = "time" in interactions.tables[0].roles
         kind = kinds.get("time", "text") if has_time else None
@@ -154,7 +151,7 @@ class ClusterEngine:
         time, unit = None, None
         if kind is not None:
             time, unit = time_expression(sum_facts(facts for _, facts in looks), kind, interactions)
-        return event_rules(kinds, time, needs_rating), unit, n_rows
+        return event_rules(kinds, time, job.needs_rating), unit, n_rows
 
     def write_arrays(self, job: PrepareJob, staged: Staged) -> None:
         events = staged.events
