@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -114,8 +115,9 @@ class Interactions:
         `https://…`.
         """
         tables = []
-        with connect() as connection:
-            for one in _single_sources(source, reading.allow_remote):
+        sources = _single_sources(source, reading.allow_remote)
+        with connect() if len(sources) > 1 else nullcontext() as connection:
+            for one in sources:
                 if isinstance(one, Path):
                     one = inspect_file(one, ("user", "item"), reading, connection)
                 tables.append(_interaction_table(one, reading.columns))
