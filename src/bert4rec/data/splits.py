@@ -172,12 +172,9 @@ def _item_counts(spans: Spans, n_items: int) -> NDArray[np.int64]:
     while first < len(spans):
         start = spans.starts[first]
         reach = int(np.searchsorted(spans.starts, start + BLOCK, side="left"))
-        starts, ends = spans.starts[first:reach] - start, spans.ends[first:reach] - start
-        steps = np.zeros(int(ends[-1]) + 1, dtype=np.int8)
-        np.add.at(steps, starts, 1)  # where a span ends, the next one may begin
-        np.add.at(steps, ends, -1)
-        is_inside = np.cumsum(steps[:-1], dtype=np.int8).view(bool)
-        tokens = spans.tokens[start : start + len(is_inside)]
+        edges = np.stack([spans.starts[first:reach], spans.ends[first:reach]], axis=1).ravel()
+        is_inside = np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
+        tokens = spans.tokens[start : edges[-1]]
         counts += np.bincount(tokens[is_inside], minlength=n_items)
         first = reach
     return counts
