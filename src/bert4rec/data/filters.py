@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import duckdb
-
-from bert4rec.data.database import fetch_row
-from bert4rec.data.interactions import OnProgress
+if TYPE_CHECKING:  # settings are read without loading DuckDB
+    import duckdb
 
 Dropped = dict[str, Any]  # {"step", "rows", "users", "items"}
 
@@ -55,7 +54,7 @@ class Filters:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def apply(self, events: Events, progress: OnProgress) -> list[Dropped]:
+    def apply(self, events: Events, progress: Callable[[str], None]) -> list[Dropped]:
         """Shrink the events; return what each active filter dropped."""
         dropped = []
         for name, value in self.as_dict().items():
@@ -122,12 +121,12 @@ def describe_step(step: Dropped) -> str:
 
 
 def totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    rows, users, items = fetch_row(
-        connection,
+    found = connection.execute(
         "SELECT coalesce(sum(n), 0)::BIGINT, count(*), (SELECT count(*) FROM item_counts) "
-        "FROM user_counts",
-    )
-    return {"rows": rows, "users": users, "items": items}
+        "FROM user_counts"
+    ).fetchone()
+    assert found is not None
+    return {"rows": found[0], "users": found[1], "items": found[2]}
 
 
 def _peel(events: Events, k: int) -> None:

@@ -37,6 +37,11 @@ class Spans:
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
 
+    def last(self, n: int) -> Spans:
+        """The last `n` items of each."""
+        starts = np.maximum(self.starts, self.ends - n)
+        return Spans(self.tokens, starts, self.ends, self.users)
+
     def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
         """The spans `rows` as one matrix, padded at the end to the longest of them."""
         starts = self.starts[rows, None]
