@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,11 +17,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from prepared import decoded
 
+from bert4rec.config import DataConfig
 from bert4rec.data.database import connect
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
-from bert4rec.data.sequences import Sequences, fingerprint_of, id_type_of
+from bert4rec.data.sequences import Sequences, fingerprint_of
+from bert4rec.data.sources import open_data
 from bert4rec.data.table_file import Reading
 
 Row = tuple[str, str, int]
@@ -28,6 +31,13 @@ Row = tuple[str, str, int]
 
 def as_text(histories: dict[Any, list[Any]]) -> dict[str, list[str]]:
     return {str(user): [str(item) for item in items] for user, items in histories.items()}
+
+
+def id_type_of(ids: list[str]) -> str:
+    """The law: integers only if every id is one in its canonical form, and fits 64 bits."""
+    matches = (re.fullmatch(r"-?[1-9][0-9]{0,18}|0", text) for text in ids)
+    are_integers = all(match and -(2**63) <= int(match[0]) < 2**63 for match in matches)
+    return "int" if are_integers else "str"
 
 
 def in_order(rows: list[Row]) -> dict[str, list[str]]:
@@ -217,6 +227,18 @@ def test_only_prepared_data_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="holds other files"):
             prepare(Interactions.read(ACTIONS), out=out)
         assert meta.read_text() == other
+
+
+def test_a_prepared_directory_opens_with_its_own_filters_only(tmp_path: Path) -> None:
+    first = prepared(ACTIONS, tmp_path, k_core=2)
+    meta = tmp_path / "prepared" / "meta.json"
+    content = json.loads(meta.read_text())
+    content["filters"]["keep_last"] = None  # a filter that earlier versions had
+    meta.write_text(json.dumps(content))
+    for config in (None, DataConfig(k_core=2)):
+        assert open_data(tmp_path / "prepared", config).fingerprint == first.fingerprint
+    with pytest.raises(ValueError, match="filters cannot be changed afterwards"):
+        open_data(tmp_path / "prepared", DataConfig(k_core=3))
 
 
 def test_duckdb_fetches_no_code() -> None:

@@ -71,7 +71,7 @@ def id_order(of_type: IdType) -> str:
 
 
 def id_type(connection: duckdb.DuckDBPyConnection, relation: str) -> IdType:
-    """The same rule as `sequences.id_type_of`, without fetching the ids."""
+    """`int` if every id is an integer in its canonical form; "007" is not, and stays text."""
     (are_integers,) = fetch_row(
         connection,
         "SELECT bool_and(regexp_full_match(name, '-?[1-9][0-9]{0,18}|0') "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +20,6 @@ from bert4rec.data.database import read_columns, write_parquet
 
 FORMAT_VERSION = 1
 IdType = Literal["int", "str"]
-
-_CANONICAL_INTEGER = re.compile(r"-?[1-9][0-9]{0,18}|0")
-
-
-def id_type_of(ids: Iterable[str]) -> IdType:
-    """`int` if every id is an integer in its canonical form; "007" is not, and stays text."""
-    for text in ids:
-        if not _CANONICAL_INTEGER.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-            return "str"
-    return "int"
 
 
 def id_text(raw: object) -> str | None:
