@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from prepared import decoded
 
-from bert4rec.config import DataConfig
+from bert4rec.config import load_config
 from bert4rec.data.database import connect
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
@@ -235,10 +235,11 @@ def test_a_prepared_directory_opens_with_its_own_filters_only(tmp_path: Path) ->
     content = json.loads(meta.read_text())
     content["filters"]["keep_last"] = None  # a filter that earlier versions had
     meta.write_text(json.dumps(content))
-    for config in (None, DataConfig(k_core=2)):
+    for overrides in ([], ["data.k_core=2"]):
+        config = load_config("default", None, overrides).data
         assert open_data(tmp_path / "prepared", config).fingerprint == first.fingerprint
     with pytest.raises(ValueError, match="filters cannot be changed afterwards"):
-        open_data(tmp_path / "prepared", DataConfig(k_core=3))
+        open_data(tmp_path / "prepared", load_config("default", None, ["data.k_core=3"]).data)
 
 
 def test_duckdb_fetches_no_code() -> None:
