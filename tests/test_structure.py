@@ -27,6 +27,7 @@ ORDER = [
     "serving",
     "training",
     "batch",
+    "distributed",
     "pipeline",
     "launch",
     "compression",

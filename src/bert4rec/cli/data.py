@@ -1,4 +1,4 @@
-"""Verbs about data: audit, prepare, list, get, install-httpfs."""
+"""The data commands: audit, prepare, list, get, install-httpfs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from bert4rec.cli.console import (
-    ConfigFile,
-    Overrides,
-    Recipe,
-    output,
-    progress_bar,
-)
+from bert4rec.cli.console import ConfigFile, Overrides, Recipe, output, progress_bar
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
-app = typer.Typer(help="Look at, prepare and download data.", no_args_is_help=True)
+app = typer.Typer(help="Audit, prepare and download data.", no_args_is_help=True)
 
 
 @app.command()
@@ -27,11 +21,11 @@ def audit(
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     *,
     table: TableOptions,
 ) -> None:
-    """What would spoil a result on this data: ties, duplicates, cold items, leakage, …"""
+    """Show what would spoil a result on this data: ties, duplicates, cold items, leakage, …"""
     from bert4rec.config import load_config
     from bert4rec.data.audit import audit as audit_sequences
 
@@ -47,38 +41,38 @@ def audit(
 @reads_a_table
 def prepare(
     data: Annotated[str, typer.Argument(help="A table of interactions, as for `train`.")],
-    out: Annotated[Path, typer.Option(help="Folder for the prepared data.")],
+    out: Annotated[Path, typer.Option(help="Directory for the prepared data.")],
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; all cores by default.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; defaults to all cores.")] = None,
     launcher: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="Where: on this machine, or by workers of a Ray cluster."),
+        typer.Option(help="Run on this machine, or on the workers of a Ray cluster."),
     ] = "local",
     ray_address: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of a Ray cluster, or auto; else RAY_ADDRESS, or one here."),
+        typer.Option(help="HOST:PORT or auto; defaults to RAY_ADDRESS, else Ray starts here."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Workers of the cluster, a CPU each; all by default.")
+        int | None, typer.Option(help="Workers of the cluster, one CPU each; defaults to all.")
     ] = None,
     *,
     table: TableOptions,
 ) -> None:
-    """Read, filter and sort a table once, into a folder that every other command opens at once."""
+    """Read, filter and sort a table once; other commands then open the result directly."""
     from bert4rec.config import load_config
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
         from bert4rec.cluster import connect
-        from bert4rec.data.ray_workers import RayWorkers
+        from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
 
         if threads is not None:
             raise ValueError("--threads does nothing with --launcher ray: leave it out")
         with connect(ray_address, n_workers=workers) as cluster:
-            on_cluster = RayWorkers(workers or cluster.n_cpus)
-            sequences = table.open(data, settings, out, workers=on_cluster)
+            engine = ClusterEngine(RayWorkers(workers or cluster.n_cpus))
+            sequences = table.open(data, settings, out, engine=engine)
     else:
         for name, value in (("--ray-address", ray_address), ("--workers", workers)):
             if value is not None:
@@ -94,7 +88,7 @@ def prepare(
 
 @app.command("install-httpfs")
 def install_httpfs() -> None:
-    """Download DuckDB's extension that reads object storage, from DuckDB's own site."""
+    """Download the DuckDB extension that reads object storage, from DuckDB's site."""
     from bert4rec.data.remote import install_httpfs as install
 
     install()
@@ -103,21 +97,21 @@ def install_httpfs() -> None:
 
 @app.command("list")
 def list_datasets() -> None:
-    """The public data sets that `get` and `train` know by name."""
+    """List the public data sets that `get` and `train` know by name."""
     from rich.table import Table
 
     from bert4rec.data.public import DATASETS
     from bert4rec.environment import Environment
 
     table = Table()
-    for column in ("name", "what", "interactions", "download", "terms"):
+    for column in ("name", "description", "interactions", "download", "terms"):
         table.add_column(column)
-    table.add_row("demo", "films, made up; comes with bert4rec", "71,862", "–", "free")
+    table.add_row("demo", "invented films; comes with bert4rec", "71,862", "–", "free")
     for each in DATASETS.values():
         size = f"{each.size / 2**20:,.0f} MB"
         table.add_row(each.name, each.description, f"{each.n_interactions:,}", size, each.licence)
     output.print(table)
-    output.print(f"Downloads go to {Environment().downloads}; BERT4REC_DATA names another folder.")
+    output.print(f"Downloads go to {Environment().downloads}; set BERT4REC_DATA to change it.")
 
 
 @app.command()

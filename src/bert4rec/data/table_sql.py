@@ -1,9 +1,9 @@
-"""SQL that reads tables: any file as text, or Parquet files of one shape as one typed relation.
+"""SQL that reads tables: any file as text, or Parquet files of one schema as one typed relation.
 
-`rows(user, item, time, rating, row)` is what the rest of preparing works on. `row` counts in file
-order and tells ties in time apart. Parquet files of one shape are a view on the files themselves,
-as copying a hundred million rows costs more than reading their columns twice; whatever else is
-copied as text, which also finds its malformed lines.
+The rest of preparing works on `rows(user, item, time, rating, row)`. `row` counts in file order and
+breaks ties in time. Parquet files of one schema are a view on the files themselves, as copying a
+hundred million rows costs more than reading their columns twice. Everything else is copied as text,
+which also finds malformed lines.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Literal
 
 from bert4rec.data.columns import Role
-from bert4rec.data.database import identifier, quoted
-from bert4rec.data.table import Table
+from bert4rec.data.database import identifier, parquet, quoted
+from bert4rec.data.interactions import SourceTable
 from bert4rec.data.table_file import TableFile, has_pattern, unpack
 
-Kind = Literal["text", "integer", "timestamp"]
+ColumnKind = Literal["text", "integer", "timestamp"]
 INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
-TIMESTAMPS = {"TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}  # microseconds both
+TIMESTAMPS = {"TIMESTAMP", "TIMESTAMP WITH TIME ZONE"}  # both in microseconds
 ROLES: tuple[Role, ...] = ("user", "item", "time", "rating")
 FILE_BITS = 40  # a row of a Parquet file is (file << FILE_BITS) + its row in the file
 
 
-def is_one_relation(tables: Sequence[Table]) -> bool:
-    """Are these Parquet files that differ in nothing that matters?"""
+def is_one_relation(tables: Sequence[SourceTable]) -> bool:
+    """Are these plain Parquet files of one schema?"""
 
-    def shape(table: Table) -> object:
+    def schema(table: SourceTable) -> object:
         file = table.source
         if not isinstance(file, TableFile) or file.kind != "parquet" or file.is_gzip:
             return None
@@ -36,13 +36,13 @@ def is_one_relation(tables: Sequence[Table]) -> bool:
         used = sorted((role, file.columns[at], file.types[at]) for role, at in table.roles.items())
         return file.columns, used
 
-    first = shape(tables[0])
-    return first is not None and all(shape(table) == first for table in tables[1:])
+    first = schema(tables[0])
+    return first is not None and all(schema(table) == first for table in tables[1:])
 
 
-def kinds_of(table: Table) -> dict[Role, Kind]:
-    """How the columns of one typed relation are kept; all else is text."""
-    kinds: dict[Role, Kind] = {}
+def kinds_of(table: SourceTable) -> dict[Role, ColumnKind]:
+    """The columns of a typed relation that are not text."""
+    kinds: dict[Role, ColumnKind] = {}
     for role in ("user", "item", "time"):
         at = table.roles.get(role)
         if at is not None and table.source.types[at] in INTEGERS:
@@ -52,8 +52,8 @@ def kinds_of(table: Table) -> dict[Role, Kind]:
     return kinds
 
 
-def parquet_rows(tables: Sequence[Table], first_file: int = 0) -> str:
-    """The query of `rows` over Parquet files of one shape, the files `first_file` and on."""
+def parquet_rows(tables: Sequence[SourceTable], first_file: int = 0) -> str:
+    """The query of `rows` over Parquet files of one schema, numbered from `first_file`."""
     table, kinds = tables[0], kinds_of(tables[0])
     cells = []
     for role in ROLES:
@@ -66,19 +66,21 @@ def parquet_rows(tables: Sequence[Table], first_file: int = 0) -> str:
         else:
             cell = _parquet_text(column, is_id=at in table.id_positions)
         cells.append(f"{cell} AS {identifier(role)}")
-    paths = ", ".join(quoted(each.source.path) for each in tables)
+    files = parquet(*(each.source.path for each in tables), options=", file_row_number=true")
     return (
-        f"SELECT {', '.join(cells)}, "
-        f"((file_index::BIGINT + {first_file}) << {FILE_BITS}) + file_row_number AS row "
-        f"FROM read_parquet([{paths}], file_row_number=true, hive_partitioning=false)"
+        f"SELECT {', '.join(cells)}, ((file_index::BIGINT + {first_file}) << {FILE_BITS}) "
+        f"+ file_row_number AS row FROM {files}"
     )
 
 
-def text_relation(table: Table, positions: Sequence[int | None], folder: Path, rejects: str) -> str:
+def text_relation(
+    table: SourceTable, positions: Sequence[int | None], folder: Path, rejects: str
+) -> str:
     """SQL that reads the columns at `positions` as text, in file order; NULL for None."""
     file = table.source
     assert isinstance(file, TableFile)
-    path = quoted(unpack(file, folder))
+    plain = unpack(file, folder)
+    path = quoted(plain)
     names = [f"c{i}" for i in range(len(file.columns))]
     if file.kind == "text":
         types = ", ".join(f"'{name}': 'VARCHAR'" for name in names)
@@ -91,7 +93,7 @@ def text_relation(table: Table, positions: Sequence[int | None], folder: Path, r
         )
         cells = names
     elif file.kind == "parquet":
-        source = f"read_parquet({path}, hive_partitioning=false)"
+        source = parquet(plain)
         cells = [
             _parquet_text(identifier(name), is_id=at in table.id_positions)
             for at, name in enumerate(file.columns)
@@ -118,7 +120,7 @@ def text_relation(table: Table, positions: Sequence[int | None], folder: Path, r
 
 
 def _json_id(column: str) -> str:
-    """2.0 is the id 2, as everywhere; objects and lists are no ids."""
+    """2.0 is the id 2, as everywhere; objects and lists are not ids."""
     return (
         f"CASE json_type({column}) WHEN 'OBJECT' THEN NULL WHEN 'ARRAY' THEN NULL "
         f"WHEN 'DOUBLE' THEN regexp_replace({column} ->> '$', '\\.0+$', '') "
