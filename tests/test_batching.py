@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bert4rec.serving.batching import Batcher, Overloaded, TooLate
+from bert4rec.serving.request_queues import BatchingQueue, Overloaded, TooLate
 
 
 class Doubler:
@@ -23,16 +23,16 @@ class Doubler:
         return [2 * each for each in asked]
 
 
-def batcher(doubler: Doubler, **changed: float) -> Batcher[int, int]:
+def batcher(doubler: Doubler, **changed: float) -> BatchingQueue[int, int]:
     settings = {"max_batch": 4, "max_waiting": 8, "answer_within": 5.0} | changed
-    return Batcher(doubler, **settings)  # type: ignore[arg-type]
+    return BatchingQueue(doubler, **settings)  # type: ignore[arg-type]
 
 
-def ask(queue: Batcher[int, int], *requests: list[int]) -> list[list[int] | BaseException]:
+def ask(queue: BatchingQueue[int, int], *requests: list[int]) -> list[list[int] | BaseException]:
     """All at the same moment."""
 
     async def together() -> list[list[int] | BaseException]:
-        return await asyncio.gather(*map(queue.ask, requests), return_exceptions=True)
+        return await asyncio.gather(*map(queue.submit, requests), return_exceptions=True)
 
     return asyncio.run(together())
 
@@ -49,11 +49,11 @@ def test_requests_that_arrive_during_a_batch_share_the_next_one() -> None:
     async def arrive() -> None:
         queue = batcher(doubler)
         loop = asyncio.get_running_loop()
-        first = loop.create_task(queue.ask([0]))
+        first = loop.create_task(queue.submit([0]))
         await asyncio.sleep(0)
         # While the model computes, a server's threads hand over what has arrived.
         await loop.run_in_executor(None, time.sleep, 0.005)
-        rest = [loop.create_task(queue.ask([n])) for n in (1, 2, 3)]
+        rest = [loop.create_task(queue.submit([n])) for n in (1, 2, 3)]
         await asyncio.gather(first, *rest)
 
     asyncio.run(arrive())
@@ -91,7 +91,7 @@ def test_too_much_is_refused_at_once_and_later_taken_again() -> None:
     *answers, refused = ask(queue, *([n] for n in range(9)))
     assert answers == [[2 * n] for n in range(8)]
     assert isinstance(refused, Overloaded)
-    assert refused.retry_after >= 1
+    assert int(refused.headers["retry-after"]) >= 1
     assert queue.n_waiting == 0
     assert ask(queue, [9]) == [[18]]
 
@@ -125,8 +125,8 @@ def test_a_question_that_nobody_waits_for_is_not_computed() -> None:
 
     async def give_up() -> None:
         queue = batcher(doubler)
-        task = asyncio.get_running_loop().create_task(queue.ask([1]))
-        other = asyncio.get_running_loop().create_task(queue.ask([2]))
+        task = asyncio.get_running_loop().create_task(queue.submit([1]))
+        other = asyncio.get_running_loop().create_task(queue.submit([2]))
         asyncio.get_running_loop().call_soon(task.cancel)
         assert await other == [4]
         with pytest.raises(asyncio.CancelledError):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from bert4rec.serving.served_model import load_served
 from toys import quiet, random_histories, sequences_of, small_config
 from typer.testing import CliRunner
 
@@ -38,7 +39,6 @@ from bert4rec.models.table import Table
 from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.exact import product_blocks
-from bert4rec.serving.served_model import load_served
 
 N_ITEMS, DIM = 300, 16
 HISTORIES = [[1], [4, 5, 6], list(range(20)), [7, 7, 8, 7], [299, 3]]

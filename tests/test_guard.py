@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from bert4rec.serving import access, problems
-from bert4rec.serving.guard import Guard
-from bert4rec.serving.keys import Keys, Role
-from bert4rec.serving.problems import Problem
-from bert4rec.serving.settings import MAX_BODY, ServeSettings
+from bert4rec.serving.http import access, problems
+from bert4rec.serving.http.access import ApiKeys, Role
+from bert4rec.serving.http.guard import Guard
+from bert4rec.serving.http.problems import Problem
+from bert4rec.serving.serve_settings import MAX_BODY, ServeSettings
 
 READ, ADMIN = "r" * 20, "a" * 20
 
@@ -37,7 +37,7 @@ class Body(BaseModel):
 
 def make_app() -> FastAPI:
     app = FastAPI(redirect_slashes=False)
-    problems.install(app)
+    problems.add_handlers(app)
 
     @app.post("/v1/recommend")
     async def recommend(body: Body) -> dict[str, int]:
@@ -72,10 +72,10 @@ class Service:
         self.refused: Problem | None = None
         self.answers: list[tuple[str, str, int, float]] = []
 
-    def refusal(self, n_asking: int) -> Problem | None:
+    def refusal(self, n_active: int) -> Problem | None:
         return self.refused
 
-    def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
+    def on_response(self, method: str, route: str, status: int, seconds: float) -> None:
         self.answers.append((method, route, status, seconds))
 
     def on_refusal(self, method: str, route: str, status: int) -> None:
@@ -112,7 +112,7 @@ class Site:
         variables = {"BERT4REC_READ_KEY": READ, "BERT4REC_ADMIN_KEY": ADMIN}
         self.service = Service()
         serve = ServeSettings(model=Path("m"), store="none", access_log=False, **options)
-        keys = Keys.load(None, variables if with_keys else {})
+        keys = ApiKeys.load(None, variables if with_keys else {})
         self.guard = Guard(app or make_app(), serve, keys, self.service)
 
     def ask(
@@ -427,7 +427,7 @@ class TestAnswers:
         ]
         assert (ids == [given_id.decode("latin-1")] * 2) == is_kept
         assert is_kept or ids[0] != ids[1]
-        assert all(access.kept_request_id({b"x-request-id": (i or "").encode()}) for i in ids)
+        assert all(access.valid_request_id({b"x-request-id": (i or "").encode()}) for i in ids)
 
     def test_connections_are_closed_while_draining(self) -> None:
         site = Site()

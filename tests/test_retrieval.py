@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from bert4rec.serving.served_model import load_served
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,6 @@ from bert4rec.retrieval.build import build_index, queries_of
 from bert4rec.retrieval.exact import exact_best, log_probabilities, product_blocks
 from bert4rec.retrieval.filters import Excluded, Filters
 from bert4rec.retrieval.indexed import indexed_best
-from bert4rec.serving.served_model import load_served
 
 N_ITEMS, N_GROUPS, DIM = 6_000, 40, 16
 

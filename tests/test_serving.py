@@ -18,9 +18,8 @@ from served import N_ITEMS, Served, save_model, serve
 
 from bert4rec.durable import write_manifest
 from bert4rec.recommender import FILES, Recommender
-from bert4rec.serving.batching import Overloaded
-from bert4rec.serving.room import Room
-from bert4rec.serving.shelf import ModelRefused, Shelf
+from bert4rec.serving.model_registry import ModelRefused, ModelRegistry
+from bert4rec.serving.request_queues import Overloaded, ResponseBudget
 
 N_PARITY = 500
 
@@ -266,32 +265,32 @@ def test_a_user_whose_recommendations_would_have_anothers_address_is_refused(
 
 
 def test_large_answers_under_way_are_bounded() -> None:
-    room = Room()
+    budget = ResponseBudget()
     for _ in range(4):
-        room.take(250_000)
+        budget.take(250_000)
     with pytest.raises(Overloaded):
-        room.take(1)
-    room.give_back(250_000)
-    room.take(250_000)
+        budget.take(1)
+    budget.give_back(250_000)
+    budget.take(250_000)
 
 
 def test_what_is_on_disk_is_tried_once(tmp_path: Path) -> None:
     """A refused model is not loaded again and again, nor a good one beside it, until a change."""
     save_model(tmp_path / "a", seed=1)
     save_model(tmp_path / "popularity", seed=2)
-    shelf = Shelf([tmp_path / "a", tmp_path / "popularity"], lambda changed: None)
-    shelf.load()
-    assert set(shelf.now) == {"a", "popularity", "popularity-2"}
-    assert not shelf.has_news()
+    registry = ModelRegistry([tmp_path / "a", tmp_path / "popularity"], lambda changed: None)
+    registry.load()
+    assert set(registry.models) == {"a", "popularity", "popularity-2"}
+    assert not registry.has_news()
     write_manifest_over(tmp_path / "popularity", "items.parquet", b"no Parquet")
     save_model(tmp_path / "a", seed=3)
-    assert shelf.has_news()
+    assert registry.has_news()
     with pytest.raises(ModelRefused, match="not a whole model"):
-        asyncio.run(shelf.reload())
-    assert not shelf.has_news()
+        asyncio.run(registry.reload())
+    assert not registry.has_news()
     save_model(tmp_path / "popularity", seed=4)
-    assert shelf.has_news()
-    assert [change.is_new for change in asyncio.run(shelf.reload())] == [True, True]
+    assert registry.has_news()
+    assert [is_new for _, is_new in asyncio.run(registry.reload())] == [True, True]
 
 
 def write_manifest_over(directory: Path, name: str, content: bytes) -> None:

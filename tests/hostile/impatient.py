@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 from served import Served, free_port
 
-from bert4rec.serving.settings import ServeSettings
+from bert4rec.serving.serve_settings import ServeSettings
 
 RUN = """
 import sys
 from bert4rec.serving.server import serve
-from bert4rec.serving.settings import ServeSettings
+from bert4rec.serving.serve_settings import ServeSettings
 serve(ServeSettings.model_validate_json(sys.argv[1]))
 """
 

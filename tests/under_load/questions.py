@@ -13,7 +13,7 @@ from served import N_ITEMS, save_model
 from under_load.client import Answer, request
 
 from bert4rec.recommender import Recommendations, Recommender
-from bert4rec.serving.served_model import version_on_disk
+from bert4rec.serving.model_registry import version_on_disk
 
 TOLERANCE = 1e-5  # of a score
 K = 10

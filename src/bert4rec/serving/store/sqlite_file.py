@@ -1,7 +1,7 @@
-"""The SQLite file of a store: its tables, and opening it without harm to the file of another.
+"""The SQLite file of a store: its tables, opening it (only if it is ours), and compacting it.
 
-Write-ahead logging, so that readers never wait for the writer; a flush to the disk with every
-commit; `secure_delete`, which overwrites what is erased.
+Write-ahead logging, so that readers never wait for the writer. Each commit is flushed to disk
+before its events are acknowledged. `secure_delete` overwrites what is erased.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sqlite3
 import time
 from pathlib import Path
 
-APPLICATION = 0x42345248  # "B4RH", in the header of the file: this is ours
+APPLICATION = 0x42345248  # "B4RH", in the file's header: this is ours
 SCHEMA_VERSION = 1
-SMALL = 2**25  # bytes: a file that is written anew in a fraction of a second
+SMALL = 2**25  # bytes: a file of this size is rewritten in a fraction of a second
 BUSY_SECONDS = 5.0  # how long to wait for a writer in another process
 
-# Items are text with a flag, as an integer of JSON may be longer than one of SQLite. The key of
-# `events` puts a history in one place on the disk, in the order in which it is read.
+# Items are text with a flag, as a JSON integer may be longer than SQLite's. The primary key of
+# `events` keeps a history in one place on disk, in the order in which it is read.
 SCHEMA = f"""
 CREATE TABLE users (
     user_no INTEGER PRIMARY KEY, user TEXT NOT NULL, n_events INTEGER NOT NULL,
@@ -45,12 +45,12 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def leave_no_trace(connection: sqlite3.Connection, *, however_large: bool = False) -> None:
-    """Remove the remains of what was erased from the file and its log.
+def remove_traces(connection: sqlite3.Connection, *, however_large: bool = False) -> None:
+    """Remove what is left of erased rows in the file and its log.
 
-    `secure_delete` overwrites a row where it stands. Where SQLite had moved it earlier, to balance
-    its trees, a copy may stay in an unused part of a page (we found one for 2 % of users). Only
-    writing the file anew removes those; for a large one that is left to `histories compact`.
+    `secure_delete` overwrites a row in its place. If SQLite moved it earlier, to balance its trees,
+    a copy may remain in an unused part of a page (for 2 % of users in a test). Only rewriting the
+    file removes those; for a large file this is left to `histories compact`.
     """
     size = _pragma(connection, "page_count") * _pragma(connection, "page_size")
     if however_large or size <= SMALL:
@@ -59,42 +59,42 @@ def leave_no_trace(connection: sqlite3.Connection, *, however_large: bool = Fals
 
 
 def compact(path: Path) -> None:
-    """Write the file anew, without unused space. Writers wait meanwhile, readers do not."""
+    """Rewrite the file without unused space. Writers wait meanwhile, readers do not."""
     prepare_file(path, may_create=False)
     connection = connect(path)
     try:
-        leave_no_trace(connection, however_large=True)
+        remove_traces(connection, however_large=True)
     except sqlite3.OperationalError as error:
-        raise ValueError(f"the store {path} cannot be written anew: {error}") from None
+        raise ValueError(f"the store {path} cannot be rewritten: {error}") from None
     finally:
         connection.close()
 
 
 def prepare_file(path: Path, *, may_create: bool) -> None:
-    """A file of ours, in the right version and mode. A file of others is left as it is."""
+    """Create or check the file. A file of another program is left as it is."""
     if not path.exists():
         if not may_create:
-            raise ValueError(f"there is no store {path}: check the name, or fill one first")
+            raise ValueError(f"there is no store {path}: check the name, or create one first")
         if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} for the store: make it first")
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # histories are nobody else's
+            raise ValueError(f"there is no folder {path.parent} for the store: create it first")
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # readable by its owner only
     elif not path.is_file():
-        raise ValueError(f"the store {path} is not a file: name one")
+        raise ValueError(f"the store {path} is not a file: choose a file")
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         if _is_empty(connection):
-            connection.execute("BEGIN IMMEDIATE")  # of several workers, one makes the tables
+            connection.execute("BEGIN IMMEDIATE")  # of several workers, one creates the tables
             if _is_empty(connection):
                 for statement in SCHEMA.split(";"):
                     connection.execute(statement)
             connection.execute("COMMIT")
         if _pragma(connection, "application_id") != APPLICATION:
-            raise ValueError(f"{path} is a database of another program: name another file")
+            raise ValueError(f"{path} is a database of another program: choose another file")
         version = _pragma(connection, "user_version")
         if version != SCHEMA_VERSION:
             raise ValueError(
                 f"the store {path} has version {version}, this program reads {SCHEMA_VERSION}: "
-                "use the bert4rec that wrote it, or name another file"
+                "use the bert4rec that wrote it, or choose another file"
             )
         _use_write_ahead_log(connection)
         connection.execute("SELECT user, n_events FROM users LIMIT 1").fetchall()
@@ -103,7 +103,7 @@ def prepare_file(path: Path, *, may_create: bool) -> None:
     except sqlite3.DatabaseError as error:
         raise ValueError(
             f"{path} is not a store of histories, or it is damaged ({error}): restore it from a "
-            "backup, or name another file"
+            "backup, or choose another file"
         ) from None
     finally:
         connection.close()
@@ -118,7 +118,7 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait for a lock here, so that we do when several workers start at once."""
+    """SQLite does not wait for a lock here, so we do, for workers that start at the same time."""
     give_up = time.monotonic() + BUSY_SECONDS
     while True:
         try:

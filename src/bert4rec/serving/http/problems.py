@@ -1,8 +1,7 @@
-"""What a client is told when something is wrong: one small JSON body, the same everywhere.
+"""Error responses: one small JSON body, the same everywhere.
 
-`{"error": {"code": "invalid", "message": "…", "where": "body.k"}}`, under 4 KiB. Nothing that came
-in is sent back: an id or a key may be private, and an echo is what attacks on browsers and logs
-need.
+`{"error": {"code": "invalid", "message": "…", "where": "body.k"}}`, under 4 KiB. Nothing of the
+request is sent back: an id or a key may be private, and attacks on browsers and logs need an echo.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from bert4rec.serving.slow_readers import TooSlowToRead
+from bert4rec.serving.http.strict_json import NotStrictJSON
 
 log = logging.getLogger("bert4rec.serving")
 
@@ -26,31 +25,32 @@ MAX_MESSAGE, MAX_WHERE = 500, 100  # characters; at most six bytes each as JSON
 
 _BY_STATUS = {
     400: ("bad_request", "The request cannot be understood."),
-    404: ("not_found", "There is nothing at this address; /docs lists what there is."),
-    405: (
-        "method_not_allowed",
-        "This address does not take this method; /docs lists what it takes.",
-    ),
+    404: ("not_found", "There is nothing at this path; /docs lists all paths."),
+    405: ("method_not_allowed", "This path does not take this method; /docs lists the methods."),
 }
 
-# Pydantic's own words for these kinds name limits and types, never the value.
-_PLAIN = re.compile(
+# Pydantic's messages of these kinds name limits and types, never the value.
+_SAFE = re.compile(
     r"(string|int|float|bool|list)_type|(int|float|bool)_parsing|int_from_float|finite_number|"
     r"(string_)?too_(long|short)|(less|greater)_than(_equal)?"
 )
-_OURS = {
+_MESSAGES = {
     "missing": "This is missing.",
-    "extra_forbidden": "There is an unknown field here; /docs lists the known ones.",
+    "extra_forbidden": "There is an unknown field here; /docs lists the fields.",
     "model_type": "This should be an object.",
     "model_attributes_type": "This should be an object.",
     "dict_type": "This should be an object.",
 }
 _FIELD = re.compile(r"[a-z][a-z_]{0,39}", re.ASCII)
-_TYPE_WORDS = frozenset(("str", "int", "float", "bool", "none"))  # branches of a union, not places
+_UNION_BRANCHES = frozenset(("str", "int", "float", "bool", "none"))  # not places in a body
+
+
+class ClientTooSlow(Exception):
+    """The client does not read its response. (Frameworks take an OSError for a lost client.)"""
 
 
 class Problem(HTTPException):
-    """An answer other than 2xx; one of FastAPI's, which it lets out of the reading of bodies."""
+    """An error response. A FastAPI exception, as it passes those on while it reads a body."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Problem(HTTPException):
 
 
 INTERNAL = Problem(
-    500, "internal", "Something went wrong here; the log has more under the request id."
+    500, "internal", "Something went wrong here; the log has details under the request id."
 )
 
 
-def install(app: FastAPI) -> None:
-    """Answer every exception of `app` with a problem."""
+def add_handlers(app: FastAPI) -> None:
+    """Turn every exception of `app` into a problem."""
 
     @app.exception_handler(Problem)
     async def on_problem(request: Request, error: Problem) -> Response:
@@ -109,7 +109,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
-        if not isinstance(error, TooSlowToRead):  # which the guard sees to
+        if not isinstance(error, ClientTooSlow):  # handled by the guard
             log_failure(request.scope, error)
         return INTERNAL.response()
 
@@ -126,8 +126,12 @@ def log_failure(scope: Mapping[str, Any], error: BaseException) -> None:
     )
 
 
+def invalid_json(error: NotStrictJSON) -> Problem:
+    return Problem(422, "invalid", f"The body is not JSON: {error}", "body")
+
+
 def invalid(errors: Sequence[Mapping[str, Any]]) -> Problem:
-    """422 for the first of pydantic's errors, and how many there are besides."""
+    """422 for the first of pydantic's errors, with the number of the others."""
     first = errors[0]
     where = place(first)
     same = [error for error in errors[:8] if place(error) == where]  # the branches of a union
@@ -138,14 +142,13 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> Problem:
         message = _message(first)
     n_more = len(errors) - len(same)
     if n_more:
-        message += (
-            f" There {'is 1 more problem' if n_more == 1 else f'are {n_more} more problems'}."
-        )
+        more = "is 1 more problem" if n_more == 1 else f"are {n_more} more problems"
+        message += f" There {more}."
     return Problem(422, "invalid", message, where)
 
 
 def place(error: Mapping[str, Any]) -> str:
-    """`body.histories[3][0]`; the name of an unknown field came from outside and is left out."""
+    """`body.histories[3][0]`, without the name of an unknown field: it came from the client."""
     parts = list(error["loc"])
     if error["type"] == "extra_forbidden":
         parts.pop()
@@ -153,15 +156,15 @@ def place(error: Mapping[str, Any]) -> str:
     for part in parts:
         if isinstance(part, int):
             where += f"[{part}]"
-        elif _FIELD.fullmatch(part) and part not in _TYPE_WORDS:
+        elif _FIELD.fullmatch(part) and part not in _UNION_BRANCHES:
             where += f".{part}" if where else part
     return where
 
 
 def _message(error: Mapping[str, Any]) -> str:
     kind = error["type"]
-    if kind in _OURS:
-        return _OURS[kind]
-    if _PLAIN.fullmatch(kind):
+    if kind in _MESSAGES:
+        return _MESSAGES[kind]
+    if _SAFE.fullmatch(kind):
         return str(error["msg"]).replace("Input", "This", 1).rstrip(".") + "."
     return "This value is not valid."

@@ -1,17 +1,17 @@
 """Histories in Redis, for a service on many machines.
 
-All keys begin with a prefix, so that a server can be shared:
+All keys begin with a prefix, so that a Redis server can be shared:
 
     PREFIX:history:USER    sorted set, by time, then arrival
-    PREFIX:ids:USER        hash, event id → time|item, to know an event that comes again
+    PREFIX:ids:USER        hash, event id → time|item, to recognize an event that is sent again
     PREFIX:users           sorted set of users by the time of their last event
     PREFIX:names           the same users, all with score 0: in the order of their names
-    PREFIX:arrivals        how many events ever came, which numbers them
+    PREFIX:arrivals        how many events have ever arrived, to number them
 
-An add is one script, and Redis runs a script alone: all or nothing, also for several users. Its
-keys lie anywhere, so that this needs one primary server (with replicas if you like), not Redis
-Cluster. How durable an acknowledged event is, is a setting of the server: `appendonly yes` and
-`appendfsync always` for as much as SQLite gives, and `maxmemory-policy noeviction`.
+An add is one script: all or nothing, also for several users. Its keys may be on any node, so this
+needs one primary server (with replicas if you like), not Redis Cluster. How durable an acknowledged
+event is depends on the server: set `appendonly yes` and `appendfsync always` for the same as with
+SQLite, and `maxmemory-policy noeviction`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlencode
 
-from bert4rec.serving.redis_scripts import ADD, HISTORY, NEWEST, WITHIN
 from bert4rec.serving.store import (
     FEW_USERS,
-    KEPT,
-    REMEMBERED,
+    SHOWN_EVENTS,
+    STORED_EVENTS,
     URL_FORMS,
-    Added,
+    AddResult,
     Event,
     StoredUser,
     StoreUnavailable,
@@ -44,21 +43,95 @@ if TYPE_CHECKING:
 
 DEFAULT_PREFIX = "bert4rec"
 CONNECT_SECONDS = 2.0
-ANSWER_SECONDS = 5.0  # thousands of events at once take a while on a busy server
+ANSWER_SECONDS = 5.0  # thousands of events take a while on a busy server
 N_CONNECTIONS = 64
-PAGE = 2000  # users looked at in one call, so that Redis is never held up for long
+PAGE = 2000  # users per call, so that Redis is never blocked for long
+
+# Lua scripts. Redis runs a script alone: all or nothing. Those that read return one JSON text, as
+# the client parses a long reply slowly and would block the event loop meanwhile.
+
+# ARGV: how many events to store, how many users, the users, then six texts per event: the user's
+# number from 0, id ('' or '+' and the id), is the time given, time, kind, item.
+# A member of a history is arrival (16 digits), kind (i or s), length of the id (8), id, item.
+ADD = """
+local n_stored, n_users = tonumber(ARGV[1]), tonumber(ARGV[2])
+local fresh, seen = {}, {}
+for at = 3 + n_users, #ARGV, 6 do
+  local user, id, content = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 3] .. '|' .. ARGV[at + 5]
+  local known = false
+  if id ~= '' then
+    local key = ARGV[at] .. id
+    known = seen[key] or redis.call('HGET', KEYS[5 + 2 * user], id)
+    if known and known ~= content then
+      local item = string.sub(known, string.find(known, '|', 1, true) + 1)
+      if ARGV[at + 2] == '1' or item ~= ARGV[at + 5] then return {-1, 0} end
+    end
+    seen[key] = known or content
+  end
+  if not known then fresh[#fresh + 1] = at end
+end
+local arrival = redis.call('INCRBY', KEYS[1], #fresh) - #fresh
+local latest = {}
+for n, at in ipairs(fresh) do
+  local user, id, moment = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 3]
+  local member = string.format('%016.0f', arrival + n) .. ARGV[at + 4]
+    .. string.format('%08d', #id) .. id .. ARGV[at + 5]
+  redis.call('ZADD', KEYS[4 + 2 * user], moment, member)
+  if id ~= '' then redis.call('HSET', KEYS[5 + 2 * user], id, moment .. '|' .. ARGV[at + 5]) end
+  if not latest[user] or tonumber(moment) > tonumber(latest[user]) then latest[user] = moment end
+end
+for user, moment in pairs(latest) do
+  redis.call('ZADD', KEYS[2], 'GT', moment, ARGV[3 + user])
+  redis.call('ZADD', KEYS[3], 0, ARGV[3 + user])
+  local history = KEYS[4 + 2 * user]
+  local n_old = redis.call('ZCARD', history) - n_stored
+  if n_old > 0 then
+    for _, member in ipairs(redis.call('ZRANGE', history, 0, n_old - 1)) do
+      local n_id = tonumber(string.sub(member, 18, 25))
+      if n_id > 0 then redis.call('HDEL', KEYS[5 + 2 * user], string.sub(member, 26, 25 + n_id)) end
+    end
+    redis.call('ZREMRANGEBYRANK', history, 0, n_old - 1)
+  end
+end
+return {#fresh, (#ARGV - 2 - n_users) / 6 - #fresh}
+"""
+
+# ARGV: how many. Returns members and their times, the oldest first.
+HISTORY = "return cjson.encode(redis.call('ZRANGE', KEYS[1], -ARGV[1], -1, 'WITHSCORES'))"
+
+# ARGV: from and to, in the order of names. Returns users and their times.
+USERS_BETWEEN = """
+local names, found = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2]), {}
+for n, name in ipairs(names) do
+  found[2 * n - 1], found[2 * n] = name, redis.call('ZSCORE', KEYS[2], name)
+end
+return cjson.encode(found)
+"""
+
+# ARGV: from and to, in the order of time, and a prefix. Returns how many users it looked at, and
+# those with the prefix, with their times.
+NEWEST_USERS = """
+local page = redis.call('ZREVRANGE', KEYS[1], ARGV[1], ARGV[2], 'WITHSCORES')
+local found, prefix = {}, ARGV[3]
+for n = 1, #page, 2 do
+  if string.sub(page[n], 1, #prefix) == prefix then
+    found[#found + 1], found[#found + 2] = page[n], page[n + 1]
+  end
+end
+return cjson.encode({#page / 2, found})
+"""
 
 
 class RedisStore:
-    """See `Store`."""
+    """See `HistoryStore`."""
 
     def __init__(self, redis: Redis, prefix: str) -> None:
         self._redis, self._prefix = redis, prefix
         self._users, self._names = self._key("users"), self._key("names")
         self._add = redis.register_script(ADD)
-        self._last_events = redis.register_script(HISTORY)
-        self._within = redis.register_script(WITHIN)
-        self._newest = redis.register_script(NEWEST)
+        self._read_history = redis.register_script(HISTORY)
+        self._users_between = redis.register_script(USERS_BETWEEN)
+        self._newest_users = redis.register_script(NEWEST_USERS)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -70,7 +143,7 @@ class RedisStore:
             raise ValueError(
                 "a store in Redis needs the redis library: pip install 'bert4rec[serve]'"
             ) from None
-        check_text("the store's url", url)
+        check_text("the store's URL", url)
         address, _, settings = url.partition("?")
         query = parse_qs(settings, keep_blank_values=True)
         prefix = query.pop("prefix", [DEFAULT_PREFIX])[-1]
@@ -81,29 +154,29 @@ class RedisStore:
                 timeout=ANSWER_SECONDS,
                 socket_timeout=ANSWER_SECONDS,
                 socket_connect_timeout=CONNECT_SECONDS,
-                retry=Retry(NoBackoff(), 0),  # an add whose answer was lost may have happened
+                retry=Retry(NoBackoff(), 0),  # an add whose reply was lost may have happened
             )
             make: Callable[[], object] = pool.make_connection
-            make()  # connects to nothing yet, but refuses unknown settings
-        except (ValueError, TypeError, AttributeError):  # whose words may hold the password
+            make()  # does not connect yet, but refuses unknown settings
+        except (ValueError, TypeError, AttributeError):  # their messages may contain the password
             raise ValueError(
-                "the url of the store in Redis cannot be used: write / # ? @ in a password as "
+                "this URL of a store in Redis cannot be used: write / # ? @ in a password as "
                 f"%2F %23 %3F %40, leave out unknown settings, and write {URL_FORMS}"
             ) from None
         return cls(Redis(connection_pool=pool), prefix)
 
-    async def add(self, events: Sequence[Event]) -> Added:
+    async def add(self, events: Sequence[Event]) -> AddResult:
         for event in events:
             check_event(event)
         if not events:
-            return Added(0, 0)
+            return AddResult(0, 0)
         now = time.time()
         numbers: dict[str, int] = {}
-        words: list[str] = []
+        arguments: list[str] = []
         for event in events:
             number = numbers.setdefault(event.user, len(numbers))
             moment = now if event.time is None else float(event.time)
-            words += (
+            arguments += (
                 str(number),
                 "" if event.id is None else f"+{event.id}",
                 "0" if event.time is None else "1",
@@ -116,16 +189,16 @@ class RedisStore:
             keys += (self._history(user), self._ids(user))
         with _as_unavailable():
             n_stored, n_duplicates = await self._add(
-                keys=keys, args=[REMEMBERED, len(numbers), *numbers, *words]
+                keys=keys, args=[STORED_EVENTS, len(numbers), *numbers, *arguments]
             )
         if n_stored < 0:
             raise conflict()
-        return Added(n_stored, n_duplicates)
+        return AddResult(n_stored, n_duplicates)
 
     async def history(self, user: str) -> list[Event]:
         key = self._history(check_text("user", user))
         with _as_unavailable():
-            rows = _pairs(json.loads(await self._last_events(keys=[key], args=[KEPT])))
+            rows = _pairs(json.loads(await self._read_history(keys=[key], args=[SHOWN_EVENTS])))
         return [_event(user, member.encode(), moment) for member, moment in rows]
 
     async def users(self, prefix: str, limit: int) -> list[StoredUser]:
@@ -134,7 +207,7 @@ class RedisStore:
         with _as_unavailable():
             if await self._redis.zlexcount(self._names, *bounds) <= FEW_USERS:
                 keys = [self._names, self._users]
-                found = _pairs(json.loads(await self._within(keys=keys, args=bounds)))
+                found = _pairs(json.loads(await self._users_between(keys=keys, args=bounds)))
                 found.sort(key=lambda each: (each[1], each[0]), reverse=True)
             else:
                 found = await self._newest_with(first, limit)
@@ -143,7 +216,7 @@ class RedisStore:
                     pipeline.zcard(self._history(user))
                 counts = await pipeline.execute()
         return [
-            StoredUser(user, min(count, KEPT), moment)
+            StoredUser(user, min(count, SHOWN_EVENTS), moment)
             for (user, moment), count in zip(found[:limit], counts, strict=True)
             if count  # not erased in between
         ]
@@ -181,7 +254,7 @@ class RedisStore:
         found: list[tuple[str, float]] = []
         for start in itertools.count(0, PAGE):
             args: list[int | bytes] = [start, start + PAGE - 1, prefix]
-            n_looked_at, some = json.loads(await self._newest(keys=[self._users], args=args))
+            n_looked_at, some = json.loads(await self._newest_users(keys=[self._users], args=args))
             found += _pairs(some)
             if len(found) >= limit or n_looked_at < PAGE:
                 break
@@ -189,7 +262,7 @@ class RedisStore:
 
 
 def _pairs(flat: list[str]) -> list[tuple[str, float]]:
-    """Text and number in turn; an empty list comes from Lua as an empty object."""
+    """Alternating texts and numbers; Lua gives an empty list as an empty object."""
     return [(flat[n], float(flat[n + 1])) for n in range(0, len(flat), 2)]
 
 
@@ -202,11 +275,11 @@ def _event(user: str, member: bytes, moment: float) -> Event:
 
 @contextlib.contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """Whatever Redis or the way to it has, the caller can only try again later."""
+    """Whatever fails in Redis or on the way to it, the caller can only try again later."""
     from redis.exceptions import RedisError
 
     try:
         yield
     except (RedisError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise StoreUnavailable(f"Redis does not answer: {reason}") from None
+        raise StoreUnavailable(f"Redis does not respond: {reason}") from None

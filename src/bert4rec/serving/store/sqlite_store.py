@@ -1,27 +1,25 @@
-"""Histories in one SQLite file, for a service on one machine; its workers may share the file.
-
-Write-ahead logging: readers never wait for the writer. Every commit is flushed to the disk before
-an event is acknowledged. `secure_delete` overwrites what is erased.
-"""
+"""Histories in one SQLite file, for a service on one machine; its workers may share the file."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import sqlite3
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from bert4rec.serving.sqlite_file import connect, prepare_file
-from bert4rec.serving.sqlite_writer import Writer
 from bert4rec.serving.store import (
     FEW_USERS,
-    KEPT,
-    REMEMBERED,
-    Added,
+    SHOWN_EVENTS,
+    STORED_EVENTS,
+    AddResult,
     Event,
     StoredUser,
     StoreUnavailable,
@@ -29,12 +27,17 @@ from bert4rec.serving.store import (
     check_text,
     conflict,
 )
+from bert4rec.serving.store.sqlite_file import connect, prepare_file, remove_traces
+
+MAX_JOBS = 256  # per commit: keeps the lock short for the writers of other processes
+MAX_WAITING = 10_000  # jobs; beyond it the disk is hopelessly behind
 
 T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
 
 
 class SQLiteStore:
-    """See `Store`. One thread writes, one reads."""
+    """See `HistoryStore`. One thread writes, one reads."""
 
     def __init__(self, path: Path) -> None:
         self._name = f"the store {path}"
@@ -42,12 +45,12 @@ class SQLiteStore:
         self._reading = connect(path)
         self._reading.execute("PRAGMA query_only = ON")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="histories-reader")
-        self._writer = Writer(connect(path), self._name)
+        self._writer = _SQLiteWriter(connect(path), self._name)
 
     @classmethod
     async def open(cls, path: str, *, may_create: bool = True) -> Self:
         if not path or path == ":memory:" or (path[:2] == "//" and path[:3] != "///"):
-            raise ValueError(f"the store sqlite:{path} names no file: write sqlite:PATH")
+            raise ValueError(f"the store sqlite:{path} has no file name: write sqlite:PATH")
         check_text("the path of the store", path)
         file = Path(path).expanduser()
 
@@ -62,7 +65,7 @@ class SQLiteStore:
         await asyncio.to_thread(make_ready)
         return cls(file)
 
-    async def add(self, events: Sequence[Event]) -> Added:
+    async def add(self, events: Sequence[Event]) -> AddResult:
         for event in events:
             check_event(event)
         self._check_open()
@@ -96,26 +99,117 @@ class SQLiteStore:
         if self._is_closed:
             raise StoreUnavailable(f"{self._name} is closed")
 
-    async def _read(self, question: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, query: Work[T]) -> T:
         self._check_open()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._reader, question, self._reading)
+            return await loop.run_in_executor(self._reader, query, self._reading)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"{self._name} cannot be read: {error}") from None
 
 
-def _add(connection: sqlite3.Connection, events: Sequence[Event]) -> Added:
+@dataclass(eq=False)
+class _WriteJob:
+    work: Work[Any]
+    erases: bool
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
+
+    def deliver(self) -> None:
+        if self.future.done():  # the caller gave up waiting; its job is done all the same
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class _SQLiteWriter:
+    """The one thread that writes: jobs that arrive during a commit share the next one.
+
+    A commit costs a flush to disk, hundreds of times what an event costs. Each job has its own
+    savepoint and fails alone.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection, self._name = connection, name
+        self._jobs: queue.SimpleQueue[_WriteJob | None] = queue.SimpleQueue()
+        # A daemon: a process that exits without close() does not hang, and loses nothing that was
+        # acknowledged.
+        self._thread = threading.Thread(target=self._write, name="histories", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Work[T], *, erases: bool = False) -> T:
+        """What `work` returns, once it is on disk."""
+        if self._jobs.qsize() >= MAX_WAITING:
+            raise StoreUnavailable(f"more than {MAX_WAITING:,} writes wait for {self._name}")
+        loop = asyncio.get_running_loop()
+        job = _WriteJob(work, erases, loop, loop.create_future())
+        self._jobs.put(job)
+        result: T = await job.future
+        return result
+
+    async def close(self) -> None:
+        """Finish the waiting jobs, then stop."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _write(self) -> None:
+        is_open = True
+        while is_open:
+            waiting = [self._jobs.get()]
+            while len(waiting) < MAX_JOBS and not self._jobs.empty():
+                waiting.append(self._jobs.get())
+            is_open = None not in waiting
+            if jobs := [job for job in waiting if job is not None]:
+                self._commit(jobs)
+                for job in jobs:
+                    if not job.loop.is_closed():
+                        job.loop.call_soon_threadsafe(job.deliver)
+        self._connection.close()
+
+    def _commit(self, jobs: list[_WriteJob]) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                self._do(job)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:  # locked for too long, disk full, damaged
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                connection.execute("ROLLBACK")
+            for job in jobs:
+                job.error = StoreUnavailable(f"{self._name} cannot be written: {error}")
+            return
+        if any(job.erases for job in jobs):
+            with contextlib.suppress(sqlite3.Error):  # the rows are erased, only copies may remain
+                remove_traces(connection)
+
+    def _do(self, job: _WriteJob) -> None:
+        self._connection.execute("SAVEPOINT job")
+        try:
+            job.result = job.work(self._connection)
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            job.error = error
+            self._connection.execute("ROLLBACK TO job")
+        self._connection.execute("RELEASE job")
+
+
+def _add(connection: sqlite3.Connection, events: Sequence[Event]) -> AddResult:
     now = time.time()
     n_stored = 0
     by_user: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_user[event.user].append(event)
-    for user, its_events in by_user.items():
+    for user, user_events in by_user.items():
         row = connection.execute(
             "SELECT user_no, n_events, n_arrived, last_time FROM users WHERE user = ?", [user]
         ).fetchone()
-        fresh = _without_duplicates(connection, row[0] if row else None, its_events, now)
+        fresh = _without_duplicates(connection, row[0] if row else None, user_events, now)
         if not fresh:
             continue
         n_stored += len(fresh)
@@ -140,13 +234,13 @@ def _add(connection: sqlite3.Connection, events: Sequence[Event]) -> Added:
             "UPDATE users SET n_events = ?, n_arrived = ?, last_time = ? WHERE user_no = ?",
             [n_events, n_arrived + len(fresh), latest, user_no],
         )
-    return Added(n_stored, len(events) - n_stored)
+    return AddResult(n_stored, len(events) - n_stored)
 
 
 def _without_duplicates(
     connection: sqlite3.Connection, user_no: int | None, events: Sequence[Event], now: float
 ) -> list[tuple[float, str, bool, str | None]]:
-    """(time, item, item_is_int, id) of the events of one user that are new."""
+    """(time, item, item_is_int, id) of one user's new events."""
     fresh = []
     seen: dict[str, tuple[float, str]] = {}
     for event in events:
@@ -166,7 +260,7 @@ def _without_duplicates(
 
 
 def _prune(connection: sqlite3.Connection, user_no: int, n_events: int) -> int:
-    n_old = n_events - REMEMBERED
+    n_old = n_events - STORED_EVENTS
     if n_old <= 0:
         return n_events
     connection.execute(
@@ -174,7 +268,7 @@ def _prune(connection: sqlite3.Connection, user_no: int, n_events: int) -> int:
         "FROM events WHERE user_no = ?1 ORDER BY time, arrival LIMIT 1 OFFSET ?2)",
         [user_no, n_old - 1],
     )
-    return REMEMBERED
+    return STORED_EVENTS
 
 
 def _erase(connection: sqlite3.Connection, user: str) -> int:
@@ -191,7 +285,7 @@ def _history(connection: sqlite3.Connection, user: str) -> list[Event]:
         "SELECT item, item_is_int, time, id FROM events "
         "WHERE user_no = (SELECT user_no FROM users WHERE user = ?) "
         "ORDER BY time DESC, arrival DESC LIMIT ?",
-        [user, KEPT],
+        [user, SHOWN_EVENTS],
     ).fetchall()
     return [
         Event(user, int(item) if is_int else item, moment, event_id)
@@ -200,8 +294,8 @@ def _history(connection: sqlite3.Connection, user: str) -> list[Event]:
 
 
 def _users(connection: sqlite3.Connection, prefix: str, limit: int) -> list[StoredUser]:
-    """The plus signs keep SQLite from choosing the index that would read far too much."""
-    end = _after_all_with(prefix)
+    """The plus signs keep SQLite from using the index that would read far too many rows."""
+    end = _end_of_prefix(prefix)
     in_range, bounds = "{0} >= ?", [prefix]
     if end is not None:
         in_range, bounds = "{0} >= ? AND {0} < ?", [prefix, end]
@@ -215,11 +309,11 @@ def _users(connection: sqlite3.Connection, prefix: str, limit: int) -> list[Stor
     rows = connection.execute(
         f"SELECT user, n_events, last_time FROM users WHERE {plan} LIMIT ?", [*bounds, limit]
     ).fetchall()
-    return [StoredUser(user, min(n_events, KEPT), last) for user, n_events, last in rows]
+    return [StoredUser(user, min(n_events, SHOWN_EVENTS), last) for user, n_events, last in rows]
 
 
-def _after_all_with(prefix: str) -> str | None:
-    """The least text after all texts with this prefix, in the order of code points; None: none."""
+def _end_of_prefix(prefix: str) -> str | None:
+    """The least text after all that begin with `prefix`, by code points; None if there is none."""
     prefix = prefix.rstrip("\U0010ffff")
     if not prefix:
         return None

@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics; over all workers when there are several."""
+"""The metrics at /metrics, summed over all workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -16,72 +15,57 @@ from prometheus_client import (
     multiprocess,
 )
 
-from bert4rec.serving.shelf import Shelf
-
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-class Metrics:
-    """Registered anew for every app, so that two in one process do not meet."""
+class ServiceMetrics:
+    """With a registry of its own, so that two apps in one process do not collide."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "bert4rec_requests_total",
-            "Requests answered.",
-            ("method", "route", "status"),
-            registry=self.registry,
+        counter = functools.partial(Counter, registry=self.registry)
+        gauge = functools.partial(Gauge, registry=self.registry)
+        histogram = functools.partial(Histogram, registry=self.registry)
+        self.requests = counter(
+            "bert4rec_requests_total", "Requests answered.", ("method", "route", "status")
         )
-        self.seconds = Histogram(
+        self.seconds = histogram(
             "bert4rec_request_seconds",
-            "From the request's head to the answer's last byte handed over.",
+            "From the request's head to the last byte of the response.",
             ("route",),
             buckets=SECONDS,
-            registry=self.registry,
         )
-        self.batch = Histogram(
+        self.batch = histogram(
             "bert4rec_batch_size",
-            "Histories that the model read at once.",
+            "Histories per batch of the model.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-            registry=self.registry,
         )
-        self.model_seconds = Histogram(
-            "bert4rec_model_seconds",
-            "Time of the model for a batch.",
-            buckets=SECONDS,
-            registry=self.registry,
+        self.model_seconds = histogram(
+            "bert4rec_model_seconds", "Time of the model per batch.", buckets=SECONDS
         )
-        self.waiting = Gauge(
+        self.waiting = gauge(
             "bert4rec_waiting",
-            "Histories that waited after the last batch.",
-            registry=self.registry,
+            "Histories in the queue after the last batch.",
             multiprocess_mode="livesum",
         )
-        self.model = Gauge(
+        self.model = gauge(
             "bert4rec_model_info",
             "1 for each model and version that is served.",
             ("model", "version", "kind"),
-            registry=self.registry,
             multiprocess_mode="livemax",
         )
-        self.reloads = Counter(
-            "bert4rec_reloads_total",
-            "Models that were loaded or refused.",
-            ("result",),
-            registry=self.registry,
-        )
+        self.reloads = counter("bert4rec_reloads_total", "Models loaded or refused.", ("result",))
         # Finding the right counter takes longer than counting.
         self._count_of = functools.cache(lambda *labels: self.requests.labels(*labels))
         self._seconds_of = functools.cache(lambda route: self.seconds.labels(route))
         self._infos: set[tuple[str, str, str]] = set()
 
-    def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
+    def on_response(self, method: str, route: str, status: int, seconds: float) -> None:
         self._count_of(method, route, str(status)).inc()
         self._seconds_of(route).observe(seconds)
 
     def on_refusal(self, method: str, route: str, status: int) -> None:
-        """Without a time: thousands of nothing would hide how long answers take."""
+        """Without a time: thousands of instant refusals would hide how long responses take."""
         self._count_of(method, route, str(status)).inc()
 
     def on_batch(self, n: int, seconds: float, n_waiting: int) -> None:
@@ -89,8 +73,8 @@ class Metrics:
         self.batch.observe(n)
         self.model_seconds.observe(seconds)
 
-    def on_models(self, shelf: Shelf) -> None:
-        infos = {(name, model.version, model.kind) for name, model in shelf.now.items()}
+    def on_models(self, infos: set[tuple[str, str, str]]) -> None:
+        """(name, version, kind) of each model that is served from now on."""
         for old in self._infos - infos:
             self.model.labels(*old).set(0)
         for info in infos:
@@ -108,7 +92,7 @@ class Metrics:
 
 
 def _forget_ended_workers(folder: Path) -> None:
-    """What a worker that was replaced said of its queue and its models is no longer so."""
+    """The queue and the models of a worker that was replaced are gone."""
     for path in folder.glob("gauge_live*_*.db"):
         try:
             os.kill(int(path.stem.rsplit("_", 1)[1]), 0)

@@ -1,8 +1,8 @@
-"""Logs as one JSON object a line on stderr.
+"""Logs: one JSON object per line on stderr.
 
-Only ASCII leaves: line breaks, terminal escapes, NUL and half surrogates in an id or a path become
-`\\uXXXX`, so nobody can forge a line or play with the terminal of who reads it. Headers and bodies
-are never logged, so neither are keys.
+ASCII only: line breaks, terminal escapes, NUL and lone surrogates in an id or a path become
+`\\uXXXX`, so that nobody can forge a line or control the terminal of the reader. Headers and bodies
+are never logged, and so neither are keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import logging
-import logging.config
 import sys
 import time
 from typing import Any
@@ -23,8 +22,8 @@ _quoted = json.encoder.encode_basestring_ascii
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class JSONLines(logging.Formatter):
-    """`extra={…}` of a log call become fields beside time, level, logger and message."""
+class JSONLogFormatter(logging.Formatter):
+    """`extra={…}` of a log call adds fields to time, level, logger and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         try:
@@ -44,9 +43,9 @@ class JSONLines(logging.Formatter):
             facts["traceback"] = self.formatException(record.exc_info)[-MAX_TEXT:]
         try:
             line = json.dumps(facts, default=str, allow_nan=False)
-        except Exception:  # NaN, a loop, a broken __str__: a log call never fails a request
+        except Exception:  # NaN, a cycle, a broken __str__: logging never fails a request
             line = json.dumps({name: ascii(value) for name, value in facts.items()})
-        return line.replace("\x7f", "\\u007f")  # JSON leaves DEL alone, terminals do not
+        return line.replace("\x7f", "\\u007f")  # JSON allows DEL, terminals act on it
 
 
 def _time(seconds: float) -> str:
@@ -61,39 +60,31 @@ def _whole_second(seconds: int) -> str:
 def log_config(level: str = "INFO") -> dict[str, Any]:
     """For logging.config, and for granian, which applies it in its main and worker processes.
 
-    Of granian only warnings: it reports each piece of an answer whose client went away. It sets
-    its logger's level itself, so the handler has to hold back the rest.
+    Only warnings of granian: it reports each chunk of a response whose client has gone. It sets
+    its logger's level itself, so the handler has to filter.
     """
     ours = {"handlers": ["stderr"], "level": level, "propagate": False}
     granians = {"handlers": ["warnings"], "level": "WARNING", "propagate": False}
-    stderr = {
-        "class": "logging.StreamHandler",
-        "stream": "ext://sys.stderr",
-        "formatter": "json",
-    }
+    stderr = {"class": "logging.StreamHandler", "stream": "ext://sys.stderr", "formatter": "json"}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"json": {"()": f"{__name__}.JSONLines"}},
+        "formatters": {"json": {"()": f"{__name__}.JSONLogFormatter"}},
         "handlers": {"stderr": stderr, "warnings": stderr | {"level": "WARNING"}},
         "loggers": {"bert4rec": ours, "_granian": granians, "granian.access": dict(granians)},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
     }
 
 
-def configure_logging(level: str = "INFO") -> None:
-    logging.config.dictConfig(log_config(level))
-
-
 def log_access(
     request_id: str, method: str, path: str, status: int, seconds: float, client: str, n_bytes: int
 ) -> None:
-    """The same kind of line, put together by hand: logging's own way takes ten times as long."""
+    """A line of the same kind, formatted by hand: the logging module takes ten times as long."""
     line = (
         f'{{"time": "{_time(time.time())}", "level": "info", "logger": "bert4rec.access", '
         f'"request_id": {_quoted(request_id)}, "method": {_quoted(method[:20])}, '
         f'"path": {_quoted(path[:MAX_PATH])}, "status": {status}, "ms": {seconds * 1000:.2f}, '
         f'"client": {_quoted(client)}, "bytes": {n_bytes}}}\n'
     )
-    with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
         sys.stderr.write(line.replace("\x7f", "\\u007f"))
