@@ -54,8 +54,10 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         """The next items for a history of item ids, oldest first."""
         return await recommend_one(service, body)
 
-    @router.post("/v1/recommend/batch", response_model=schemas.BatchResponse, tags=["recommend"])
-    async def recommend_batch(body: schemas.BatchRequest) -> Response:
+    @router.post(
+        "/v1/recommend/batch", response_model=schemas.RecommendBatchResponse, tags=["recommend"]
+    )
+    async def recommend_batch(body: schemas.RecommendBatchRequest) -> Response:
         """The same for many histories, all by the same model version."""
         served = service.model(body.model)
         n_items = len(body.histories) * min(body.k, len(served.recommender.vocabulary))
@@ -224,18 +226,17 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
     @router.get("/v1/model", response_model=schemas.ModelsResponse, tags=["operations"])
     async def model() -> Response:
         """The models that are served, their versions, and the limits of a request."""
-        limits = {
-            "body": serve_settings.MAX_BODY,
-            "history": serve_settings.MAX_HISTORY,
-            "k": serve_settings.MAX_K,
-            "batch": serve_settings.MAX_BATCH,
-            "listed": serve_settings.MAX_LISTED,
-            "explained": serve_settings.MAX_EXPLAINED,
-        }
         content = {
             "default": service.registry.default,
             "models": [_model_facts(served) for served in service.registry.models.values()],
-            "limits": limits,
+            "limits": {
+                "body": serve_settings.MAX_BODY,
+                "history": serve_settings.MAX_HISTORY,
+                "k": serve_settings.MAX_K,
+                "batch": serve_settings.MAX_BATCH,
+                "listed": serve_settings.MAX_LISTED,
+                "explained": serve_settings.MAX_EXPLAINED,
+            },
             "version": __version__,
             "needs_key": needs_key,
         }

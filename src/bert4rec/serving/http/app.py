@@ -7,19 +7,22 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import ValidationError
+from starlette.staticfiles import StaticFiles
 
 from bert4rec import __version__
 from bert4rec.serving.http import problems, schemas
 from bert4rec.serving.http.access import ApiKeys
 from bert4rec.serving.http.api_routes import add_api_routes, recommend_one
 from bert4rec.serving.http.guard import App, Guard, Receive, Scope, Send
-from bert4rec.serving.http.page_routes import add_pages
 from bert4rec.serving.http.problems import Problem
 from bert4rec.serving.http.strict_json import NotStrictJSON, parse
 from bert4rec.serving.serve_settings import ServeSettings
@@ -28,6 +31,9 @@ from bert4rec.serving.store import StoreUnavailable
 
 log = logging.getLogger("bert4rec.serving")
 
+WEB = Path(__file__).parents[1] / "web"
+SWAGGER = Path(str(files("fastapi_swagger.resources")))  # Swagger UI 5
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
 DESCRIPTION = "Recommend the next item from what a person did so far."
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ProblemResponse}
@@ -124,3 +130,28 @@ def make_app(settings: ServeSettings, main_pid: int | None = None) -> Guard:
 
     guard = Guard(FastRecommend(app, service), settings, keys, service)
     return guard
+
+
+def add_pages(app: FastAPI) -> None:
+    """The web page and the API's documentation (Swagger UI), all served from here."""
+
+    @app.head("/", include_in_schema=False)
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(WEB / "index.html", media_type="text/html; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(WEB / "docs.html", media_type="text/html; charset=utf-8")
+
+    @app.get("/docs/start.js", include_in_schema=False)
+    async def start() -> Response:
+        return FileResponse(WEB / "docs.js", media_type="text/javascript")
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    async def docs_file(name: str) -> Response:
+        if name not in SWAGGER_FILES:
+            raise Problem(404, "not_found", "There is nothing here.")
+        return FileResponse(SWAGGER / name)
+
+    app.mount("/web", StaticFiles(directory=WEB))

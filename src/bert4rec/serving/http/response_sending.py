@@ -118,32 +118,26 @@ class ResponseSender:
             raise ClientTooSlow from None
 
 
-def set_unread_timeout(seconds: float) -> int:
+def set_unread_timeout(seconds: float) -> None:
     """Let the kernel reset connections whose client reads nothing for so long (Linux only).
 
-    The option is set on listening sockets; connections accepted later inherit it. Returns how many
-    are listening: 0 means that the server does not listen yet.
+    The option is set on listening sockets; connections accepted later inherit it.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    n_listening = 0
     for each in _sockets():
         with contextlib.suppress(OSError):
-            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                n_listening += 1
-                if option is not None:
-                    each.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
-    return n_listening
+            if option is not None and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                each.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
 
 
-def reset_connection(peer: tuple[str, int]) -> bool:
+def reset_connection(peer: tuple[str, int]) -> None:
     """Close the connection to `peer` now, discarding what is not sent yet."""
     for each in _sockets():
         with contextlib.suppress(OSError):
             if each.getpeername()[:2] == peer:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 each.shutdown(socket.SHUT_RDWR)
-                return True
-    return False
+                return
 
 
 def _sockets() -> Iterator[socket.socket]:

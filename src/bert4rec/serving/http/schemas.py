@@ -55,7 +55,7 @@ class RecommendRequest(RequestFilters):
     history: Annotated[HistoryIds, Field(description="item ids, oldest first")]
 
 
-class BatchRequest(RequestFilters):
+class RecommendBatchRequest(RequestFilters):
     model_config = _example({"histories": [["item-1"], ["item-2", "item-3"]]})
     histories: Annotated[
         list[HistoryIds], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
@@ -133,7 +133,7 @@ class RecommendResponse(RecommendedItems, ModelVersion):
     pass
 
 
-class BatchResponse(ModelVersion):
+class RecommendBatchResponse(ModelVersion):
     results: list[RecommendedItems]
 
 

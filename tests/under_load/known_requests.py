@@ -1,4 +1,4 @@
-"""Requests whose right answers are known for every version of a model, and checking answers."""
+"""Requests whose right responses are known for every version of a model, and checking them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ BATCH = 3
 
 
 @dataclass(frozen=True)
-class Question:
+class KnownRequest:
     payload: bytes
-    rows: tuple[int, ...]  # of the histories it asks about
+    rows: tuple[int, ...]  # of its histories
     is_batch: bool
 
-    def closing(self) -> Question:
+    def closing(self) -> KnownRequest:
         """The same on a connection of its own."""
         line, rest = self.payload.split(b"\r\n", 1)
         payload = line + b"\r\nconnection: close\r\n" + rest
-        return Question(payload, self.rows, self.is_batch)
+        return KnownRequest(payload, self.rows, self.is_batch)
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Version:
     expected: list[Recommendations]  # one for each history
 
 
-class Questions:
-    """The same histories for all, asked alone and in batches, and versions of the model."""
+class KnownRequests:
+    """The same histories alone and in batches, and versions of the model."""
 
     def __init__(self, n_histories: int = 200, seeds: Sequence[int] = (1, 2, 3)) -> None:
         choice = random.Random(0)
-        names = [*(f"item-{token}" for token in range(N_ITEMS)), "stranger"]
+        names = [*(f"item-{token}" for token in range(N_ITEMS)), "unknown"]
         self.histories = [
             choice.choices(names, k=length % (LONGEST + 1)) for length in range(n_histories)
         ]
-        self.questions = [
-            Question(request("/v1/recommend", {"history": history, "k": K}), (row,), False)
+        self.requests = [
+            KnownRequest(request("/v1/recommend", {"history": history, "k": K}), (row,), False)
             for row, history in enumerate(self.histories)
         ]
         for first in range(0, n_histories - BATCH, 20):
             rows = tuple(range(first, first + BATCH))
             content = {"histories": [self.histories[row] for row in rows], "k": K}
-            self.questions.append(Question(request("/v1/recommend/batch", content), rows, True))
+            self.requests.append(KnownRequest(request("/v1/recommend/batch", content), rows, True))
         self.versions = [self._version(seed) for seed in seeds]
         self.by_name = {each.version: each for each in self.versions}
 
@@ -69,8 +69,8 @@ class Questions:
         expected = list(recommender.recommend_many(self.histories, K))
         return Version(version, recommender, expected)
 
-    def fault(self, question: Question, answer: Answer) -> tuple[str | None, str | None]:
-        """(what is wrong with an answer, or None; the version that it names)."""
+    def fault(self, sent: KnownRequest, answer: Answer) -> tuple[str | None, str | None]:
+        """(what is wrong with a response, or None; the version that it names)."""
         if answer.status != 200:
             return f"status {answer.status}: {answer.body[:300]!r}", None
         content = answer.json
@@ -78,10 +78,10 @@ class Questions:
         version = self.by_name.get(name)
         if version is None or answer.header("x-model-version") != name:
             return f"names the version {name}, which is none of these", None
-        results = content["results"] if question.is_batch else [content]
-        if len(results) != len(question.rows):
-            return f"{len(results)} results of {len(question.rows)}", name
-        for row, result in zip(question.rows, results, strict=True):
+        results = content["results"] if sent.is_batch else [content]
+        if len(results) != len(sent.rows):
+            return f"{len(results)} results of {len(sent.rows)}", name
+        for row, result in zip(sent.rows, results, strict=True):
             if fault := _difference(result, version.expected[row]):
                 return f"history {row} by version {name}: {fault}", name
         return None, name

@@ -1,4 +1,4 @@
-"""A place that a server reads its model from: a link, set anew at once, or overwritten."""
+"""The link to a model that a server loads: switched at once, or its files overwritten."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bert4rec.recommender import Recommender
 NOTICED_WITHIN = 30.0  # seconds
 
 
-class ModelPlace:
+class ModelLink:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.path = folder / "model"

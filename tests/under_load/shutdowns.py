@@ -1,6 +1,6 @@
-"""SIGTERM under load: whatever the server accepted, a client got a whole answer to.
+"""SIGTERM under load: for whatever the server accepted, a client got a whole response.
 
-Requests are told apart by their id, which every answer carries and the access log names.
+Requests are identified by their id, which is in every response and in the access log.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from served import Served, serve
 from under_load.client import BrokenAnswer, Connection, NothingAnswered
-from under_load.questions import Questions
+from under_load.known_requests import KnownRequests
 
-END_WITHIN = 10.0  # seconds
-FIRST, LAST = 0.2, 1.2  # seconds of load before the signal
+STOP_WITHIN = 30.0  # seconds
+FEWEST, MOST = 50, 500  # responses before the signal
 
 
 @dataclass
-class End:
-    n_accepted: int = 0  # by the server: questions in its access log
+class Shutdown:
+    n_accepted: int = 0  # by the server: requests in its access log
     n_received: int = 0  # whole and right answers that clients got
     n_lost: int = 0  # accepted, but no client got the answer
     n_cut: int = 0  # connections that ended within an answer
@@ -45,27 +45,27 @@ class End:
     def is_clean(self) -> bool:
         n_wrong = self.n_faults + self.n_lost + self.n_cut
         is_whole = n_wrong == 0 and self.n_accepted == self.n_received > 0
-        return is_whole and self.exit_code == 0 and self.seconds < END_WITHIN
+        return is_whole and self.exit_code == 0
 
 
 class Clients:
-    """Half keep their connections, half open one for each question."""
+    """Half keep their connections, half open one per request."""
 
-    def __init__(self, served: Served, questions: Questions) -> None:
-        self._served, self._questions = served, questions
-        keeping = questions.questions
-        closing = [each.closing() for each in questions.questions]
+    def __init__(self, served: Served, known: KnownRequests) -> None:
+        self._served, self._known = served, known
+        keeping = known.requests
+        closing = [each.closing() for each in known.requests]
         self._next = {True: itertools.cycle(keeping), False: itertools.cycle(closing)}
-        self.end = End()
+        self.end = Shutdown()
         self.ids: Counter[str] = Counter()  # of received answers
         self.is_signalled = False
 
     async def run(self, is_kept: bool) -> None:
         async with Connection(self._served.port) as connection:
             while self._served.process.poll() is None:
-                question = next(self._next[is_kept])
+                sent = next(self._next[is_kept])
                 try:
-                    answer = await connection.ask(question.payload)
+                    answer = await connection.ask(sent.payload)
                 except NothingAnswered as error:
                     self._on_nothing(error)
                     await asyncio.sleep(0.02)
@@ -75,7 +75,7 @@ class Clients:
                 else:
                     self.end.n_received += 1
                     self.ids[answer.header("x-request-id") or ""] += 1
-                    if fault := self._questions.fault(question, answer)[0]:
+                    if fault := self._known.fault(sent, answer)[0]:
                         self._note(fault)
 
     def _on_nothing(self, error: NothingAnswered) -> None:
@@ -91,17 +91,19 @@ class Clients:
         self.end.faults.append(fault)
 
 
-async def end_under_load(
-    served: Served, questions: Questions, *, n_connections: int, after: float
-) -> End:
-    """The server is sent SIGTERM `after` seconds of load, and has ended when this returns."""
-    clients = Clients(served, questions)
+async def stop_under_load(
+    served: Served, known: KnownRequests, *, n_connections: int, after: int
+) -> Shutdown:
+    """The server gets SIGTERM `after` so many responses, and has exited when this returns."""
+    clients = Clients(served, known)
     tasks = [asyncio.create_task(clients.run(i % 2 == 0)) for i in range(n_connections)]
-    await asyncio.sleep(after)
+    async with asyncio.timeout(STOP_WITHIN):
+        while clients.end.n_received < after:
+            await asyncio.sleep(0.005)
     began = time.monotonic()
     clients.is_signalled = True
     served.process.send_signal(signal.SIGTERM)
-    while served.process.poll() is None and time.monotonic() < began + 3 * END_WITHIN:
+    while served.process.poll() is None and time.monotonic() < began + STOP_WITHIN:
         await asyncio.sleep(0.01)
     end = clients.end
     end.seconds = round(time.monotonic() - began, 2)
@@ -133,24 +135,24 @@ def _compare_with_log(served: Served, clients: Clients) -> None:
     end.n_faults = max(end.n_faults, len(end.faults))
 
 
-def end_often(
+def stop_often(
     folder: Path,
-    questions: Questions,
+    known: KnownRequests,
     *,
-    n_ends: int,
+    n_stops: int,
     n_connections: int,
     workers: Sequence[int] = (1,),
     seed: int = 0,
-) -> Iterator[End]:
-    """One server after another, with so many workers in turn, each ended at another moment."""
+) -> Iterator[Shutdown]:
+    """One server after another, with so many workers in turn, each stopped at another moment."""
     moments = random.Random(seed)
     model = folder / "model"
-    questions.versions[0].recommender.save(model)
-    for number in range(n_ends):
+    known.versions[0].recommender.save(model)
+    for number in range(n_stops):
         n_workers = workers[number % len(workers)]
         with serve(model, "--workers", str(n_workers)) as served:
-            after = moments.uniform(FIRST, LAST)
-            load = end_under_load(served, questions, n_connections=n_connections, after=after)
+            after = moments.randint(FEWEST, MOST)
+            load = stop_under_load(served, known, n_connections=n_connections, after=after)
             end = asyncio.run(load)
         end.n_workers = n_workers
         yield end
