@@ -6,165 +6,36 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from served import Served, save_model, serve
+from page_visits import (
+    CHROME,
+    FOCUSED,
+    HISTORY,
+    HOSTILE,
+    KEY,
+    LINK,
+    N_ITEMS,
+    Visit,
+    address,
+    expect,
+    playwright,
+    shown_titles,
+    visit,
+)
+from served import Served, serve
 
 from bert4rec.recommender import Recommender
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="needs the package playwright: pip install playwright"
-)
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROME = next((path for path in map(shutil.which, NAMES) if path), None)
+pytest_plugins = ["page_visits"]
 pytestmark = pytest.mark.skipif(
     CHROME is None, reason="no Chromium or Chrome found: install one, as by `apt install chromium`"
 )
 
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-component-update",
-    "--disable-sync",
-)
-PATIENCE = 20_000  # milliseconds: this machine may be busy with other tests
-N_ITEMS = 60
-HOSTILE = (
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "evil \u202egnp.exe",
-    "very long " * 200,
-    "popcorn \U0001f37f & \"quotes' ${x}",
-    "   ",
-)
-TITLES = [f"Title {token}" for token in range(N_ITEMS - len(HOSTILE))] + list(HOSTILE)
-HISTORY = [f"item-{token}" for token in (3, 14, 15, 9, 26)]
-LINK = "#history=" + ",".join(HISTORY)
-FOCUSED = """() => {
-  const it = document.activeElement;
-  const ring = getComputedStyle(it, it.matches(".pick") ? "::after" : null).outlineStyle;
-  if (ring === "none") return `no ring around ${it.outerHTML}`;
-  return it.dataset.focus?.split(":").at(-1) ?? it.id;
-}"""
-KEY = "a-key-for-reading-that-is-long-enough-0123456789"
 
-
-@dataclass
-class Visit:
-    """A page, and everything that it asked for and complained about."""
-
-    page: playwright.Page
-    url: str
-    asked: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def open(self, link: str = "") -> playwright.Page:
-        self.page.goto(f"{self.url}/{link}")
-        return self.page
-
-    def rows(self) -> playwright.Locator:
-        return self.page.locator(".recommendation")
-
-    def titles(self) -> list[str]:
-        return [text.strip() for text in self.page.locator(".pick").all_inner_texts()]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recommender]:
-    directory = tmp_path_factory.mktemp("page") / "model"
-    return directory, save_model(directory, n_items=N_ITEMS, titles=TITLES)
-
-
-@pytest.fixture(scope="module")
-def recommender(model: tuple[Path, Recommender]) -> Recommender:
-    return model[1]
-
-
-@pytest.fixture(scope="module")
-def server(model: tuple[Path, Recommender]) -> Iterator[Served]:
-    with serve(model[0]) as served:
-        events = [
-            {"user": "ann", "item": item, "time": 1_700_000_000 + place}
-            for place, item in enumerate([*HISTORY, "gone"])
-        ]
-        with served.client() as client:
-            client.post("/v1/events", json={"events": events}).raise_for_status()
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=CHROME, args=list(ARGUMENTS))
-        yield launched
-        launched.close()
-
-
-def visit(context: playwright.BrowserContext, url: str) -> Visit:
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    made = Visit(page, url)
-    page.on("request", lambda request: made.asked.append(request.url))
-    page.on("pageerror", lambda error: made.complaints.append(f"page error: {error}"))
-    page.on("dialog", lambda dialog: (made.complaints.append("a dialog"), dialog.dismiss()))
-    page.on(
-        "console",
-        lambda message: (
-            made.complaints.append(f"console: {message.text}")
-            if message.type in ("error", "warning")
-            else None
-        ),
-    )
-    return made
-
-
-@pytest.fixture(scope="module")
-def desktop(browser: playwright.Browser) -> Iterator[playwright.BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def desk(desktop: playwright.BrowserContext, server: Served) -> Iterator[Visit]:
-    """A quiet visit: whatever a test does, nothing leaves the machine and nothing is an error."""
-    made = visit(desktop, server.url)
-    yield made
-    made.page.close()
-    elsewhere = [url for url in made.asked if not url.startswith((server.url, "data:"))]
-    assert made.asked
-    assert elsewhere == []
-    assert made.complaints == []
-
-
-def shown_titles(recommender: Recommender, history: list[str], k: int = 10) -> list[str]:
-    """What should stand there: titles as HTML shows them, or the id where there is none."""
-    found = recommender.recommend(history, k)
-    return [
-        " ".join(each.title.split()) if each.title and each.title.strip() else str(each.item)
-        for each in found
-    ]
-
-
-def address(page: playwright.Page) -> str:
-    """As the page has it: `page.url` comes later, by an event."""
-    where: str = page.evaluate("location.href")
-    return where
-
-
-def expect(locator: playwright.Locator) -> playwright.LocatorAssertions:
-    playwright.expect.set_options(timeout=PATIENCE)
-    return playwright.expect(locator)
-
-
-def test_items_are_found_and_added_by_keyboard_and_the_answers_are_the_librarys(
+def test_items_are_found_and_added_by_keyboard_and_the_recommendations_are_the_librarys(
     desk: Visit, recommender: Recommender
 ) -> None:
     page = desk.open()
@@ -186,9 +57,7 @@ def test_items_are_found_and_added_by_keyboard_and_the_answers_are_the_librarys(
     assert address(page).endswith("#history=" + ",".join(history))
 
 
-def test_the_newest_answer_wins_over_one_that_comes_late(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_the_newest_response_wins_over_a_late_one(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK)
     expect(page.locator(".pick")).to_have_text(shown_titles(recommender, HISTORY))
     late: list[playwright.Route] = []
@@ -336,7 +205,7 @@ def test_two_models_stand_side_by_side_with_marks_for_what_both_chose(
     expect(page.locator("#attention-body")).to_contain_text("has no attention to show")
 
 
-def test_the_heat_map_tells_the_librarys_attention(desk: Visit, recommender: Recommender) -> None:
+def test_the_heat_map_shows_the_librarys_attention(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK)
     attention = recommender.explain(HISTORY, "item-0").attention
     assert attention is not None
@@ -361,7 +230,7 @@ def test_the_heat_map_tells_the_librarys_attention(desk: Visit, recommender: Rec
     expect(page.locator(".readout")).to_contain_text("Title 26 looks at")
 
 
-def test_of_a_long_history_it_is_told_what_was_read(desk: Visit, recommender: Recommender) -> None:
+def test_a_long_history_shows_which_items_were_read(desk: Visit, recommender: Recommender) -> None:
     assert recommender.model.n_read == 49
     page = desk.open("#history=" + ",".join(f"item-{token % 54}" for token in range(60)))
     expect(page.locator("#history li")).to_have_count(60)
@@ -490,7 +359,9 @@ def test_dark_and_light_follow_the_system_until_somebody_chooses(
     context.close()
 
 
-def test_a_lost_connection_is_told_and_mended(browser: playwright.Browser, server: Served) -> None:
+def test_a_lost_connection_is_reported_and_restored(
+    browser: playwright.Browser, server: Served
+) -> None:
     context = browser.new_context()
     made = visit(context, server.url)
     page = made.open(LINK)
@@ -506,7 +377,7 @@ def test_a_lost_connection_is_told_and_mended(browser: playwright.Browser, serve
     context.close()
 
 
-def test_a_wanted_key_a_busy_service_and_a_dead_one_are_told(
+def test_a_missing_key_a_busy_service_and_a_dead_one_are_reported(
     browser: playwright.Browser, model: tuple[Path, Recommender], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"

@@ -1,4 +1,4 @@
-"""The service answers what the library answers; a real server over loopback."""
+"""The service returns what the library returns; a real server over loopback."""
 
 import asyncio
 import contextlib
@@ -78,12 +78,12 @@ def assert_same(answer: dict[str, Any], library: Recommender, request: dict[str,
     assert answer["fallback"] == expected.is_fallback
 
 
-def test_answers_alone_equal_the_librarys(client: httpx.Client, library: Recommender) -> None:
+def test_single_requests_equal_the_library(client: httpx.Client, library: Recommender) -> None:
     for request in make_requests(N_PARITY, seed=1):
         assert_same(client.post("/v1/recommend", json=request).json(), library, request)
 
 
-def test_answers_together_equal_the_librarys(server: Served, library: Recommender) -> None:
+def test_concurrent_requests_equal_the_library(server: Served, library: Recommender) -> None:
     made = make_requests(N_PARITY, seed=2)
 
     async def ask_all() -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def test_explanations_equal_the_librarys(client: httpx.Client, library: Recommen
     assert np.allclose(answer["attention"], expected_attention.numpy(), atol=1e-5)
 
 
-def test_what_cannot_be_explained_is_said(client: httpx.Client) -> None:
+def test_what_cannot_be_explained_is_an_error(client: httpx.Client) -> None:
     def status(**body: Any) -> tuple[int, str]:
         answer = client.post("/v1/explain", json=body)
         return answer.status_code, answer.json()["error"]["code"]
@@ -210,7 +210,7 @@ def test_the_model_is_named_everywhere(client: httpx.Client, model: Path) -> Non
     assert titles == ["Title 0", "Title 2"]
 
 
-def test_limits_have_clear_answers(client: httpx.Client) -> None:
+def test_limits_have_clear_errors(client: httpx.Client) -> None:
     def problem(path: str, body: Any) -> tuple[int, str | None]:
         answer = client.post(path, json=body)
         return answer.status_code, answer.json()["error"]["where"]
@@ -236,7 +236,7 @@ def test_the_description_is_served_from_here(client: httpx.Client) -> None:
     assert {"/v1/recommend", "/v1/events", "/v1/explain", "/v1/model"} <= set(paths)
 
 
-def test_metrics_tell_rate_latency_batches_and_version(client: httpx.Client, model: Path) -> None:
+def test_metrics_show_rate_latency_batches_and_version(client: httpx.Client, model: Path) -> None:
     client.post("/v1/recommend", json={"history": ["item-1"]})
     text = client.get("/metrics").text
     version = client.get("/v1/model").json()["models"][0]["version"]
@@ -256,7 +256,7 @@ def test_head_is_answered_where_monitors_ask(client: httpx.Client) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_user_whose_recommendations_would_have_anothers_address_is_refused(
+def test_a_user_whose_recommendations_would_have_anothers_path_is_refused(
     client: httpx.Client,
 ) -> None:
     event = {"user": "a/recommendations", "item": "item-1"}
@@ -288,7 +288,7 @@ def write_manifest_over(directory: Path, name: str, content: bytes) -> None:
     write_manifest(directory, FILES)
 
 
-def test_a_new_model_is_taken_by_signal_call_and_watching(tmp_path: Path) -> None:
+def test_a_new_model_is_loaded_by_signal_call_and_watching(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     save_model(directory, seed=1)
 

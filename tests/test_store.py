@@ -1,27 +1,18 @@
 """Laws of the stores of histories: the same for SQLite and for a real Redis."""
 
 import asyncio
-import os
-import random
-import re
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from redis.asyncio import Redis
 from rich.text import Text
+from stores import adder, items, run_histories, with_store
 from toys import sequences_of
-from typer.testing import CliRunner
 
-from bert4rec.cli import app
 from bert4rec.cli.console import shown
-from bert4rec.serving.http.response_sending import set_unread_timeout
 from bert4rec.serving.store import (
     SHOWN_EVENTS,
     AddResult,
@@ -32,7 +23,6 @@ from bert4rec.serving.store import (
     StoreUnavailable,
     open_store,
     redis_store,
-    sqlite_file,
     sqlite_store,
 )
 from bert4rec.serving.store.history_import import import_histories
@@ -61,21 +51,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:{tmp_path / 'histories.db'}"
     socket = request.getfixturevalue("redis_socket")
     return f"unix://{socket}?db=0&prefix={tmp_path.name}"
-
-
-def with_store(url: str, question: Callable[[HistoryStore], Awaitable[T]]) -> T:
-    async def ask() -> T:
-        store = await open_store(url)
-        try:
-            return await question(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(ask())
-
-
-def items(history: list[Event]) -> list[str | int]:
-    return [event.item for event in history]
 
 
 def test_a_history_is_ordered_by_time_and_then_arrival(url: str) -> None:
@@ -286,26 +261,6 @@ def test_an_add_is_seen_by_the_next_read_of_another_process(url: str) -> None:
     with_store(url, laws)
 
 
-ADDER = """
-import asyncio, sys
-from bert4rec.serving.store import Event, open_store
-async def main(url, user, n):
-    store = await open_store(url)
-    async def add(k):
-        for at in range(k, n, 8):
-            await store.add([Event(user, at, at, str(at)), Event("shared", f"{user}-{at}", at)])
-            print(at, flush=True)
-    await asyncio.gather(*(add(k) for k in range(8)))
-    await store.close()
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
-
-
-def adder(url: str, user: str, n: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", ADDER, url, user, str(n)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
 def test_several_processes_lose_nothing(url: str) -> None:
     """They also start at once on a file that is not there."""
     n = 200
@@ -325,87 +280,6 @@ def test_several_processes_lose_nothing(url: str) -> None:
     with_store(url, laws)
 
 
-def test_a_killed_process_loses_no_acknowledged_event(tmp_path: Path) -> None:
-    for round_number in range(3):
-        url = f"sqlite:{tmp_path / str(round_number)}"
-        process = adder(url, "u", 100_000)
-        assert process.stdout is not None
-        acknowledged = [int(process.stdout.readline()) for _ in range(40 * (round_number + 1))]
-        os.kill(process.pid, signal.SIGKILL)
-        rest, _ = process.communicate()
-        acknowledged += [int(line) for line in rest.splitlines(keepends=True) if line[-1:] == "\n"]
-        stored = items(with_store(url, lambda store: store.history("u")))
-        shared = items(with_store(url, lambda store: store.history("shared")))
-        assert len(stored) < SHOWN_EVENTS
-        assert set(acknowledged) <= set(stored)
-        assert stored == sorted(set(stored))  # none twice
-        assert shared == [f"u-{at}" for at in stored]  # whole calls only
-        with sqlite3.connect(url.removeprefix("sqlite:")) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        connection.close()
-
-
-@pytest.mark.parametrize("is_small", [True, False])
-def test_erased_text_is_in_no_file(
-    tmp_path: Path, is_small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite moves rows about while the file grows, and leaves copies; a large file is left."""
-    monkeypatch.setattr(sqlite_file, "SMALL", 2**30 if is_small else 0)
-    url = f"sqlite:{tmp_path / 'db'}"
-    draw = random.Random(1)
-    names = [f"<{n:06d}>" for n in range(1000)]
-
-    async def laws(store: HistoryStore) -> None:
-        for n in range(10):
-            users = draw.choices(names, k=1000)
-            await store.add(
-                [
-                    Event(each, each, draw.random(), f"{n}-{at}{each}")
-                    for at, each in enumerate(users)
-                ]
-            )
-        await asyncio.gather(*map(store.erase, names[::4]))
-
-    with_store(url, laws)
-    if not is_small:
-        run("compact", "--store", url)
-    content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    left = set(re.findall(rb"<\d{6}>", content))
-    assert left == {name.encode() for at, name in enumerate(names) if at % 4}
-
-
-def test_a_file_of_histories_is_for_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with_store(f"sqlite:{path}", lambda store: store.add([Event("u", "a", 1)]))
-    assert path.stat().st_mode & 0o077 == 0
-
-
-def test_a_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
-    text, other, newer, torn = (tmp_path / name for name in ("text", "other", "newer", "torn"))
-    text.write_text("not a database, but long enough to be looked at" * 100)
-    with sqlite3.connect(other) as connection:
-        connection.execute("CREATE TABLE users (user TEXT)")
-    connection.close()
-    for path in (newer, torn):
-        with_store(f"sqlite:{path}", lambda store: store.add([Event("u", "a", 1)]))
-    with sqlite3.connect(newer) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    torn.write_bytes(torn.read_bytes()[:100] + b"\xff" * 8000)
-    for path, reason in (
-        (text, "not a store"),
-        (other, "another program"),
-        (newer, "version 99"),
-        (torn, "damaged"),
-        (tmp_path, "not a file"),
-        (tmp_path / "none" / "db", "no folder"),
-    ):
-        before = path.read_bytes() if path.is_file() else None
-        with pytest.raises(ValueError, match=reason):
-            asyncio.run(open_store(f"sqlite:{path}"))
-        assert before is None or path.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -419,7 +293,7 @@ def test_a_url_that_cannot_be_used_says_why(url: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-def test_a_store_that_cannot_answer_says_so(tmp_path: Path) -> None:
+def test_a_store_that_does_not_respond_says_so(tmp_path: Path) -> None:
     async def no_server() -> None:
         store = await open_store(f"unix://{tmp_path}/s")
         for question in (store.ping(), store.add([Event("u", "a")]), store.erase("u")):
@@ -461,22 +335,6 @@ def test_redis_comes_back_by_itself(tmp_path: Path, redis_socket: Path) -> None:
     with_store(url, laws)
 
 
-def test_a_long_write_does_not_hold_up_a_read_or_the_loop(tmp_path: Path) -> None:
-    async def laws(store: HistoryStore) -> None:
-        await store.add([Event("u", "a", 1)])
-        many = [Event(f"user {n % 500}", n, n, str(n)) for n in range(40_000)]
-        writing = asyncio.create_task(store.add(many))
-        await asyncio.sleep(0)
-        n_reads = 0
-        while not writing.done():
-            assert len(await store.history("u")) == 1
-            n_reads += 1
-        assert n_reads > 3
-        assert (await writing).stored == len(many)
-
-    with_store(f"sqlite:{tmp_path / 'db'}", laws)
-
-
 TABLE = """user,item,time
 anna,7,2024-01-02 00:00:00.25
 bert,8,2024-01-01
@@ -485,17 +343,11 @@ anna,7,2024-01-02 00:00:00.25
 """
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["histories", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_importing_a_table_twice_is_importing_it_once(url: str, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text(TABLE)
-    assert "4 events of 2 users are new" in run("import", str(table), "--store", url)
-    assert "0 events of 2 users are new" in run("import", str(table), "--store", url)
+    assert "4 events of 2 users are new" in run_histories("import", str(table), "--store", url)
+    assert "0 events of 2 users are new" in run_histories("import", str(table), "--store", url)
     january = 1_704_067_200.0
     history = with_store(url, lambda store: store.history("anna"))
     assert [(event.item, event.time) for event in history] == [
@@ -504,11 +356,11 @@ def test_importing_a_table_twice_is_importing_it_once(url: str, tmp_path: Path) 
         (7, january + 86400.25),
     ]
     table.write_text(TABLE + "cora,9,2024-01-05\n")
-    assert "1 events of 3 users are new" in run("import", str(table), "--store", url)
-    shown = run("list", "--store", url)
+    assert "1 events of 3 users are new" in run_histories("import", str(table), "--store", url)
+    shown = run_histories("list", "--store", url)
     assert shown.index("cora") < shown.index("anna") < shown.index("bert")
     assert "2024-01-02 00:00:00" in shown
-    assert "bert" not in run("list", "--store", url, "--query", "ann")
+    assert "bert" not in run_histories("list", "--store", url, "--query", "ann")
 
 
 def test_importing_data_without_times_keeps_its_order(url: str) -> None:
@@ -526,27 +378,7 @@ def test_importing_data_without_times_keeps_its_order(url: str) -> None:
     with_store(url, laws)
 
 
-def test_listing_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no store"):
-        run("list", "--store", f"sqlite:{tmp_path / 'typo'}")
-    assert not (tmp_path / "typo").exists()
-
-
 def test_an_id_cannot_play_with_the_terminal() -> None:
     text = shown("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
     assert not [letter for letter in text if not letter.isprintable()]
     assert Text.from_markup(text).plain == r"evil\x1b]0;title\x07\x1b[31m[bold]red\nnext"
-
-
-def test_looking_for_sockets_leaves_the_locks_of_the_store_alone(tmp_path: Path) -> None:
-    """Otherwise who looks at the file takes its log away, and with it what is written later."""
-    file = tmp_path / "histories.db"
-    writer = sqlite3.connect(file)
-    writer.execute("PRAGMA journal_mode=WAL")
-    writer.execute("CREATE TABLE seen (n)")
-    writer.commit()
-    set_unread_timeout(20)
-    look = f"import sqlite3; c = sqlite3.connect({str(file)!r}); c.execute('SELECT * FROM seen')"
-    subprocess.run([sys.executable, "-c", f"{look}; c.close()"], check=True)
-    assert Path(f"{file}-wal").exists()
-    writer.close()

@@ -1,6 +1,6 @@
 """Bounded queues: requests wait here for the model, and are refused when too many wait.
 
-Refusing comes first, not after a timeout, so that an overloaded service spends its time on
+A request is refused at once, not after a timeout, so that an overloaded service spends its time on
 responses.
 """
 

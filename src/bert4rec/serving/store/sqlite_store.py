@@ -10,8 +10,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -53,16 +53,12 @@ class SQLiteStore:
             raise ValueError(f"the store sqlite:{path} has no file name: write sqlite:PATH")
         check_text("the path of the store", path)
         file = Path(path).expanduser()
-
-        def make_ready() -> None:
-            try:
-                prepare_file(file, may_create=may_create)
-            except sqlite3.OperationalError as error:
-                if "locked" in str(error):
-                    raise StoreUnavailable(f"another process holds the store {file}") from None
-                raise ValueError(f"the store {file} cannot be opened: {error}") from None
-
-        await asyncio.to_thread(make_ready)
+        try:
+            await asyncio.to_thread(prepare_file, file, may_create=may_create)
+        except sqlite3.OperationalError as error:
+            if "locked" in str(error):
+                raise StoreUnavailable(f"another process holds the store {file}") from None
+            raise ValueError(f"the store {file} cannot be opened: {error}") from None
         return cls(file)
 
     async def add(self, events: Sequence[Event]) -> AddResult:
@@ -112,18 +108,9 @@ class SQLiteStore:
 class _WriteJob:
     work: Work[Any]
     erases: bool
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
+    future: Future[Any] = field(default_factory=Future)
     result: Any = None
     error: Exception | None = None
-
-    def deliver(self) -> None:
-        if self.future.done():  # the caller gave up waiting; its job is done all the same
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
 
 
 class _SQLiteWriter:
@@ -145,10 +132,10 @@ class _SQLiteWriter:
         """What `work` returns, once it is on disk."""
         if self._jobs.qsize() >= MAX_WAITING:
             raise StoreUnavailable(f"more than {MAX_WAITING:,} writes wait for {self._name}")
-        loop = asyncio.get_running_loop()
-        job = _WriteJob(work, erases, loop, loop.create_future())
+        job = _WriteJob(work, erases)
+        job.future.set_running_or_notify_cancel()  # a caller that gives up does not undo it
         self._jobs.put(job)
-        result: T = await job.future
+        result: T = await asyncio.wrap_future(job.future)
         return result
 
     async def close(self) -> None:
@@ -166,8 +153,10 @@ class _SQLiteWriter:
             if jobs := [job for job in waiting if job is not None]:
                 self._commit(jobs)
                 for job in jobs:
-                    if not job.loop.is_closed():
-                        job.loop.call_soon_threadsafe(job.deliver)
+                    if job.error is None:
+                        job.future.set_result(job.result)
+                    else:
+                        job.future.set_exception(job.error)
         self._connection.close()
 
     def _commit(self, jobs: list[_WriteJob]) -> None:
