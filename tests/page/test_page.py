@@ -29,7 +29,9 @@ from served import Served, serve
 
 from bert4rec.recommender import Recommender
 
-pytest_plugins = ["page_visits"]
+pytest.importorskip(
+    "playwright.sync_api", reason="needs the package playwright: pip install playwright"
+)
 pytestmark = pytest.mark.skipif(
     CHROME is None, reason="no Chromium or Chrome found: install one, as by `apt install chromium`"
 )
