@@ -44,8 +44,8 @@ def add_api_routes(service: Service, router: APIRouter, *, needs_key: bool) -> N
 
 async def recommend_one(service: Service, body: schemas.RecommendRequest) -> Response:
     served = service.model(body.model)
-    [result] = await service.recommend(served, [_model_request(body, body.history)])
-    return _json(_recommended(result) | _model(served), served)
+    [result] = await service.recommend(served, [model_request(body, body.history)])
+    return json_response(recommended_fields(result) | version_fields(served), served)
 
 
 def _add_recommend_routes(service: Service, router: APIRouter) -> None:
@@ -63,13 +63,13 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         n_items = len(body.histories) * min(body.k, len(served.recommender.vocabulary))
         service.budget.take(n_items)
         try:
-            requests = [_model_request(body, history) for history in body.histories]
+            requests = [model_request(body, history) for history in body.histories]
             results = []
             for result in await service.recommend(served, requests):
-                results.append(orjson.Fragment(_dump(_recommended(result))))
+                results.append(orjson.Fragment(dump_json(recommended_fields(result))))
                 if len(result) > MANY_ITEMS:  # up to 256,000 in all: let others run in between
                     await asyncio.sleep(0)
-            content = _dump({"results": results} | _model(served))
+            content = dump_json({"results": results} | version_fields(served))
         except BaseException:
             service.budget.give_back(n_items)
             raise
@@ -81,7 +81,7 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         served = service.model(body.model)
         recommender = served.recommender
         for place, item in enumerate(body.items):
-            _token(served, item, f"body.items[{place}]")
+            token_or_404(served, item, f"body.items[{place}]")
         ignored = recommender.vocabulary.encode(body.history)[1]
         try:
             found = await service.explaining.run(
@@ -106,7 +106,7 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
             "ignored": ignored,
             "attention": None if attention is None else attention.contiguous().numpy(),
         }
-        return _json(content | _model(served), served)
+        return json_response(content | version_fields(served), served)
 
 
 def _add_item_routes(service: Service, router: APIRouter) -> None:
@@ -124,7 +124,7 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
             }
             for token in tokens
         ]
-        return _json({"items": found})
+        return json_response({"items": found})
 
     @router.get(
         "/v1/items/{item:path}/similar", response_model=schemas.SimilarResponse, tags=["items"]
@@ -132,7 +132,7 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
     async def similar(item: str, k: K = 10, model: ModelName = None) -> Response:
         """The items with the most similar vectors; the score is the cosine."""
         served = service.model(model)
-        token = _token(served, item, "path.item")
+        token = token_or_404(served, item, "path.item")
         if not served.has_vectors:
             message = f"{served.kind} has no item vectors; choose another model."
             raise Problem(422, "no_vectors", message, "query.model")
@@ -145,7 +145,7 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
                 {"item": each.item, "title": each.title, "score": each.score} for each in found
             ],
         }
-        return _json(content | _model(served), served)
+        return json_response(content | version_fields(served), served)
 
 
 def _add_user_routes(service: Service, router: APIRouter) -> None:
@@ -161,7 +161,7 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
             raise Problem(409, "event_conflict", f"{error}; nothing was stored.") from None
         token = service.model(None).recommender.vocabulary.token
         n_unknown = sum(token(each.item) is None for each in body.events)
-        return _json(
+        return json_response(
             {"stored": added.stored, "duplicates": added.duplicates, "unknown_items": n_unknown}
         )
 
@@ -172,7 +172,7 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
             {"user": each.user, "n_events": each.n_events, "last_time": each.last_time}
             for each in await service.store.users(query, limit)
         ]
-        return _json({"users": found})
+        return json_response({"users": found})
 
     @router.get(
         "/v1/users/{user:path}/recommendations",
@@ -192,8 +192,12 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
         history = [event.item for event in await service.store.history(user)]
         request = ModelRequest(history, k, exclude_seen, allow, block)
         [result] = await service.recommend(served, [request])
-        content = _recommended(result) | _model(served) | {"user": user, "n_events": len(history)}
-        return _json(content, served)
+        content = (
+            recommended_fields(result)
+            | version_fields(served)
+            | {"user": user, "n_events": len(history)}
+        )
+        return json_response(content, served)
 
     @router.get("/v1/users/{user:path}", response_model=schemas.HistoryResponse, tags=["users"])
     async def stored_history(user: str) -> Response:
@@ -214,12 +218,12 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
                     "id": event.id,
                 }
             )
-        return _json({"user": user, "events": content})
+        return json_response({"user": user, "events": content})
 
     @router.delete("/v1/users/{user:path}", response_model=schemas.EraseResponse, tags=["users"])
     async def erase(user: str) -> Response:
         """Forget everything that is stored about a user."""
-        return _json({"user": user, "erased": await service.store.erase(user)})
+        return json_response({"user": user, "erased": await service.store.erase(user)})
 
 
 def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) -> None:
@@ -228,7 +232,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
         """The models that are served, their versions, and the limits of a request."""
         content = {
             "default": service.registry.default,
-            "models": [_model_facts(served) for served in service.registry.models.values()],
+            "models": [model_fields(served) for served in service.registry.models.values()],
             "limits": {
                 "body": serve_settings.MAX_BODY,
                 "history": serve_settings.MAX_HISTORY,
@@ -240,7 +244,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
             "version": __version__,
             "needs_key": needs_key,
         }
-        return _json(content)
+        return json_response(content)
 
     @router.post("/v1/admin/reload", response_model=schemas.ReloadResponse, tags=["operations"])
     async def reload(body: schemas.ReloadRequest | None = None) -> Response:
@@ -255,7 +259,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
             {"name": each.name, "version": each.version, "changed": is_new}
             for each, is_new in models
         ]
-        return _json({"models": content})
+        return json_response({"models": content})
 
     @router.get("/metrics", response_class=Response, tags=["operations"])
     async def metrics() -> Response:
@@ -266,7 +270,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
     @router.get("/healthz", response_model=schemas.StatusResponse, tags=["operations"])
     async def health() -> Response:
         """The process responds."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", response_model=schemas.StatusResponse, tags=["operations"])
@@ -275,7 +279,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
         if service.is_draining:
             raise Problem(503, "draining", "The service is shutting down.")
         await service.store.ping()
-        return _json({"status": "ready"})
+        return json_response({"status": "ready"})
 
 
 class _BudgetedResponse(Response):
@@ -295,24 +299,24 @@ class _BudgetedResponse(Response):
             self._budget.give_back(self._n_items)
 
 
-def _dump(content: object) -> bytes:
+def dump_json(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _json(content: object, served: ServedModel | None = None) -> Response:
+def json_response(content: object, served: ServedModel | None = None) -> Response:
     headers = None if served is None else {"x-model-version": served.version}
-    return Response(_dump(content), media_type="application/json", headers=headers)
+    return Response(dump_json(content), media_type="application/json", headers=headers)
 
 
-def _model(served: ServedModel) -> dict[str, Any]:
+def version_fields(served: ServedModel) -> dict[str, Any]:
     return {"model": served.name, "model_version": served.version}
 
 
-def _model_request(body: schemas.RequestFilters, history: list[str | int]) -> ModelRequest:
+def model_request(body: schemas.RequestFilters, history: list[str | int]) -> ModelRequest:
     return ModelRequest(history, body.k, body.exclude_seen, body.allow, body.block)
 
 
-def _recommended(result: Recommendations) -> dict[str, Any]:
+def recommended_fields(result: Recommendations) -> dict[str, Any]:
     items = [
         {"item": item, "score": score, "probability": probability, "title": title}
         for item, score, probability, title in result.items
@@ -320,7 +324,7 @@ def _recommended(result: Recommendations) -> dict[str, Any]:
     return {"items": items, "ignored": result.unknown, "fallback": result.is_fallback}
 
 
-def _model_facts(served: ServedModel) -> dict[str, object]:
+def model_fields(served: ServedModel) -> dict[str, object]:
     recommender = served.recommender
     trained = recommender.about.get("created")
     return {
@@ -337,7 +341,7 @@ def _model_facts(served: ServedModel) -> dict[str, object]:
     }
 
 
-def _token(served: ServedModel, item: str | int, where: str) -> int:
+def token_or_404(served: ServedModel, item: str | int, where: str) -> int:
     token = served.recommender.vocabulary.token(item)
     if token is None:
         message = "The model does not know this item; GET /v1/items finds items by title."
