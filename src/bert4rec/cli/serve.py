@@ -15,7 +15,7 @@ LIMITS = "Limits"
 def serve(
     model: Annotated[Path, typer.Argument(help="Directory of a trained model.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than this machine's needs --keys.")
+        str, typer.Option(help="Address to listen on; one that others can reach needs keys.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
     workers: Annotated[

@@ -76,9 +76,10 @@ def _check_address(host: str, port: int) -> None:
 
 def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None) -> None:
     """Serve until a signal ends it. `on_ready` is called when the first worker is ready."""
+    address = socket.getaddrinfo(settings.host, None, type=socket.SOCK_STREAM)[0][4][0]
     server = Server(
         "bert4rec",
-        address=_ip_address(settings.host),
+        address=str(address),  # granian takes no host names
         port=settings.port,
         interface=Interfaces.ASGI,
         workers=settings.workers,
@@ -127,11 +128,6 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
 
     with _shared_metrics(settings.workers):
         server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
-
-
-def _ip_address(host: str) -> str:
-    """granian takes no names."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def _load_app(settings: ServeSettings, main_pid: int) -> Any:

@@ -168,11 +168,7 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
     @router.get("/v1/users", response_model=schemas.UsersResponse, tags=["users"])
     async def users(query: Search = "", limit: Limit = 20) -> Response:
         """Users whose id begins with the query, the last active first."""
-        found = [
-            {"user": each.user, "n_events": each.n_events, "last_time": each.last_time}
-            for each in await service.store.users(query, limit)
-        ]
-        return json_response({"users": found})
+        return json_response({"users": await service.store.users(query, limit)})
 
     @router.get(
         "/v1/users/{user:path}/recommendations",
