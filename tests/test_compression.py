@@ -38,7 +38,7 @@ from bert4rec.models.table import Table
 from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.exact import product_blocks
-from bert4rec.serving.served_model import load_served
+from bert4rec.serving.model_registry import load_model
 
 N_ITEMS, DIM = 300, 16
 HISTORIES = [[1], [4, 5, 6], list(range(20)), [7, 7, 8, 7], [299, 3]]
@@ -155,7 +155,7 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
 def test_what_is_asked_about_a_served_model_decodes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = load_served(compressed(), "small")
+    served = load_model(compressed(), "small")
     monkeypatch.setattr(Int8Table, "block", None)
     assert served.has_vectors
 

@@ -1,4 +1,4 @@
-"""Verbs about the store of users' histories that `serve` answers from: import, list, compact."""
+"""The verb `histories`: import, list and compact the histories that `serve` uses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
-    from bert4rec.serving.store import Store
+    from bert4rec.serving.store import HistoryStore
 
-app = typer.Typer(help="Fill and look at the histories of a service.", no_args_is_help=True)
+app = typer.Typer(
+    help="Import, list and compact the stored histories of a service.", no_args_is_help=True
+)
 
 StoreUrl = Annotated[
     str,
@@ -33,30 +35,30 @@ T = TypeVar("T")
 @reads_a_table
 def import_table(
     data: Annotated[
-        str, typer.Argument(help="A table of interactions, a prepared folder, or `demo`.")
+        str, typer.Argument(help="A table of interactions, a prepared directory, or `demo`.")
     ],
     store: StoreUrl,
     *,
     table: TableOptions,
 ) -> None:
-    """Put the histories of a table into a store; doing it again adds only what is new."""
+    """Import the histories of a table into a store; importing again adds only what is new."""
     import tempfile
 
-    from bert4rec.serving.import_histories import import_histories
-    from bert4rec.serving.store import KEPT
+    from bert4rec.serving.store import SHOWN_EVENTS
+    from bert4rec.serving.store.history_import import import_histories
 
     with tempfile.TemporaryDirectory() as folder:
         sequences = _sequences(data, table, Path(folder))
-        n_old = int((sequences.lengths - KEPT).clip(min=0).sum())
+        n_old = int((sequences.lengths - SHOWN_EVENTS).clip(min=0).sum())
         if n_old:
-            say(f"leaves out {n_old:,} events: a history holds the newest {KEPT:,} of a user")
+            say(f"leaving out {n_old:,} events: only the newest {SHOWN_EVENTS:,} per user are used")
         if sequences.times is None:
-            say("no times: the place of an event in the table is its time")
+            say("no times: the position of an event in the table is its time")
         with progress_bar("importing") as update:
             added = _with_store(store, lambda opened: import_histories(opened, sequences, update))
     output.print(
         f"{added.stored:,} events of {sequences.n_users:,} users are new in the store, "
-        f"{added.duplicates:,} were there before"
+        f"{added.duplicates:,} were there already"
     )
 
 
@@ -66,7 +68,7 @@ def list_users(
     query: Annotated[str, typer.Option(help="Only users whose id begins with this.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many users.")] = 20,
 ) -> None:
-    """The users of a store, the last active first."""
+    """List the users of a store, the last active first."""
     from rich.table import Table
 
     users = _with_store(store, lambda opened: opened.users(query, limit), may_create=False)
@@ -77,16 +79,16 @@ def list_users(
         table.add_row(shown(each.user), f"{each.n_events:,}", _moment(each.last_time))
     output.print(table)
     if len(users) == limit:
-        say(f"the first {limit}; --limit shows more, --query looks for some")
+        say(f"the first {limit}; --limit shows more, --query searches")
 
 
 @app.command()
 def compact(store: StoreUrl) -> None:
-    """Write a SQLite store anew: smaller, and without remains of erased users."""
-    from bert4rec.serving.sqlite_file import compact as compact_file
+    """Rewrite a SQLite store: smaller, and without traces of erased users."""
+    from bert4rec.serving.store.sqlite_file import compact as compact_file
 
     if not store.startswith("sqlite:"):
-        raise ValueError("only a store in a SQLite file can be written anew: give sqlite:PATH")
+        raise ValueError("only a store in a SQLite file can be compacted: pass sqlite:PATH")
     path = Path(store.removeprefix("sqlite:")).expanduser()
     compact_file(path)
     output.print(f"{path} has {path.stat().st_size:,} bytes now", markup=False, highlight=False)
@@ -113,23 +115,23 @@ def _sequences(data: str, table: TableOptions, folder: Path) -> Sequences:
 
 
 def _with_store(
-    url: str, question: Callable[[Store], Awaitable[T]], *, may_create: bool = True
+    url: str, query: Callable[[HistoryStore], Awaitable[T]], *, may_create: bool = True
 ) -> T:
     import asyncio
 
     from bert4rec.serving.store import StoreUnavailable, open_store
 
-    async def ask() -> T:
+    async def run() -> T:
         store = await open_store(url, may_create=may_create)
         try:
-            return await question(store)
+            return await query(store)
         finally:
             await store.close()
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(run())
     except StoreUnavailable as error:
-        raise ValueError(f"{error}; try again when it is there") from None
+        raise ValueError(f"{error}; try again later") from None
 
 
 def _moment(seconds: float) -> str:
