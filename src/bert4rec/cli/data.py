@@ -71,7 +71,7 @@ def prepare(
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
-        from bert4rec.cluster import connect
+        from bert4rec.distributed.cluster import connect
         from bert4rec.data.ray_workers import RayWorkers
 
         if threads is not None:

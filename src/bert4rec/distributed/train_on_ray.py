@@ -1,8 +1,8 @@
 """A training on a Ray cluster, by Ray Train: the same code as under torchrun.
 
-Ray places the workers, joins them by `torch.distributed` and starts them again when one dies; they
-go on from the last checkpoint in the model's directory, which must lie on storage that all machines
-of the cluster share, as must the prepared data.
+Ray places the workers, joins them by `torch.distributed` and starts them again when one dies. They
+resume from the last checkpoint in the model's directory. The directory and the prepared data must
+be on storage that all machines of the cluster share.
 """
 
 from __future__ import annotations
@@ -13,43 +13,50 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert4rec.cluster import connect
 from bert4rec.config import Config, parse_config
+from bert4rec.distributed.cluster import connect
+from bert4rec.distributed.torchrun import failure_of, forget_failure, remember_failure
+from bert4rec.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
 
 MOST_RESTARTS = 3
-SAID = "said.txt"  # what the first worker says, for whoever waits
+OUTPUT = "said.txt"  # what the first worker prints, for the command that waits
+
+
+@dataclass(frozen=True)
+class RayProcesses:
+    n: int
+    n_threads: int = 1  # CPU threads, and CPUs, per process
+    address: str | None = None  # see `cluster.connect`
 
 
 def train_on_ray(
     data: Path,
     config: Config,
     out: Path,
+    processes: RayProcesses,
     *,
-    n_processes: int,
-    n_threads: int = 1,
-    address: str | None,
-    resume: bool,
-    overwrite: bool,
-    baselines: bool,
+    resume: bool = False,
+    overwrite: bool = False,
+    baselines: bool = True,
     say: Callable[[str], None],
 ) -> None:
-    """Train on the prepared data, evaluate, and save to `out`, with one worker a process."""
-    with connect(address, n_workers=n_processes * n_threads):
+    """Train on the prepared data, evaluate and save to `out`, with one Ray worker per process."""
+    with connect(processes.address, n_workers=processes.n * processes.n_threads):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        from bert4rec.launch.failure import failure_of, forget_failure
         from bert4rec.training.distributed import LONGEST_WAIT
 
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
-        (out / SAID).write_text("", encoding="utf-8")
+        (out / OUTPUT).write_text("", encoding="utf-8")
         launch = uuid.uuid4().hex
         given = {
             "data": str(data.resolve()),
@@ -59,7 +66,7 @@ def train_on_ray(
             "overwrite": overwrite,
             "baselines": baselines,
             "launch": launch,
-            "threads": n_threads,
+            "threads": processes.n_threads,
         }
         uses_gpu = config.training.device == "cuda"
         trainer = TorchTrainer(
@@ -70,9 +77,9 @@ def train_on_ray(
                 timeout_s=int(LONGEST_WAIT.total_seconds()),
             ),
             scaling_config=ScalingConfig(
-                num_workers=n_processes,
+                num_workers=processes.n,
                 use_gpu=uses_gpu,
-                resources_per_worker={"CPU": n_threads} | ({"GPU": 1} if uses_gpu else {}),
+                resources_per_worker={"CPU": processes.n_threads} | ({"GPU": 1} if uses_gpu else {}),
             ),
             run_config=RunConfig(
                 name="ray",
@@ -81,8 +88,10 @@ def train_on_ray(
             ),
         )
         try:
-            with _following(out / SAID, say):
+            with _following(out / OUTPUT, say):
                 trainer.fit()
+        except KeyboardInterrupt:
+            raise Interrupted from None
         except Exception as error:
             if (reason := failure_of(out, launch)) is not None:
                 raise ValueError(reason) from None
@@ -90,21 +99,20 @@ def train_on_ray(
         finally:
             forget_failure(out)
             shutil.rmtree(out / "ray", ignore_errors=True)
-            (out / SAID).unlink(missing_ok=True)
+            (out / OUTPUT).unlink(missing_ok=True)
 
 
 def _worker(given: dict[str, Any]) -> None:
-    """What each of Ray's workers does."""
+    """What each of Ray's workers runs."""
     import torch
 
     from bert4rec.data.sequences import Sequences
-    from bert4rec.launch.failure import failure_of, remember_failure
 
     os.environ["BERT4REC_LAUNCH"] = given["launch"]
     config, out = parse_config(given["config"], "the driver's settings"), Path(given["out"])
     torch.set_num_threads(given["threads"])
-    if (said := failure_of(out, given["launch"])) is not None:
-        raise ValueError(said)  # Ray starts us again, whatever the reason was
+    if (reason := failure_of(out, given["launch"])) is not None:
+        raise ValueError(reason)  # Ray starts us again, whatever the reason was
     if not (Path(given["data"]) / "meta.json").is_file():
         raise ValueError(
             f"{given['data']} cannot be seen from a worker: prepare the data with `bert4rec data "
@@ -123,7 +131,7 @@ def _train(sequences: Sequences, config: Config, out: Path, given: dict[str, Any
     from bert4rec.pipeline import train_beside, train_recommender
     from bert4rec.training.distributed import joined
 
-    with joined() as ranks, (out / SAID).open("a", encoding="utf-8", buffering=1) as file:
+    with joined() as ranks, (out / OUTPUT).open("a", encoding="utf-8", buffering=1) as file:
         if ranks.is_first:
             train_recommender(
                 sequences,
@@ -142,7 +150,7 @@ def _train(sequences: Sequences, config: Config, out: Path, given: dict[str, Any
 
 @contextlib.contextmanager
 def _following(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lines that another process adds to a file, said as they come."""
+    """Say the lines that another process appends to a file, as they come."""
     is_over = threading.Event()
 
     def follow() -> None:
