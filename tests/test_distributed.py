@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from bert4rec.cli import app
 from bert4rec.config import load_config
+from bert4rec.distributed.train_on_ray import RayProcesses, train_on_ray
 from bert4rec.durable import sha256
-from bert4rec.launch.on_ray import train_on_ray
 from bert4rec.pipeline import check_training, train_recommender
 from bert4rec.training.checkpoint import (
     Checkpoint,
@@ -119,10 +119,7 @@ def test_ray_trains_the_same_bits(two_processes: Path, tmp_path: Path) -> None:
         Path(about["data"]["directory"]),
         load_config("demo", None, settings),
         tmp_path / "ray",
-        n_processes=2,
-        address=None,
-        resume=False,
-        overwrite=False,
+        RayProcesses(2),
         baselines=False,
         say=said.append,
     )

@@ -12,20 +12,20 @@ import typer
 
 from bert4rec import __version__
 from bert4rec.cli import (
-    answers,
-    compress,
+    compress_command,
     data,
     histories,
-    index,
+    index_command,
     lab,
-    models,
+    model_commands,
     plan,
+    recommend_commands,
     reproduce,
     serve,
-    train,
+    train_command,
     tune,
 )
-from bert4rec.cli.console import errors, output, shown
+from bert4rec.cli.console import EXIT_INTERRUPTED, errors, output, printable
 
 app = typer.Typer(
     name="bert4rec",
@@ -48,13 +48,13 @@ def root(
         raise typer.Exit
 
 
-train.add_to(app)
-models.add_to(app)
+train_command.add_to(app)
+model_commands.add_to(app)
 tune.add_to(app)
-answers.add_to(app)
+recommend_commands.add_to(app)
 serve.add_to(app)
-index.add_to(app)
-compress.add_to(app)
+index_command.add_to(app)
+compress_command.add_to(app)
 plan.add_to(app)
 lab.add_to(app)
 reproduce.add_to(app)
@@ -70,9 +70,9 @@ def main() -> None:
 
         if Environment().debug:
             raise
-        message = f"[bold red]error:[/bold red] {shown(error)}"
+        message = f"[bold red]error:[/bold red] {printable(error)}"
         errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("stopped")
-        sys.exit(130)
+        errors.print("interrupted")
+        sys.exit(EXIT_INTERRUPTED)

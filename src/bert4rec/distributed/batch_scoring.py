@@ -46,7 +46,9 @@ from bert4rec.retrieval.store import index_name
 
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
 USERS = "_users"  # where a table of users is prepared, beside the parts
-PreparesUsers = Callable[[Path, dict[str, Any]], Sequences]  # into a folder, for a model's about.json
+PreparesUsers = Callable[
+    [Path, dict[str, Any]], Sequences
+]  # into a folder, for a model's about.json
 OnProgress = Callable[[int, int], None]  # users done, users in all
 
 
@@ -247,9 +249,7 @@ def _compute(
         return
     n_threads = max(1, torch.get_num_threads() // n)
     with stop_requested() as is_stopped:
-        compute_parts(
-            job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports, is_stopped
-        )
+        compute_parts(job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports, is_stopped)
 
 
 def _compute_here(job: ScoringJob, parts: list[int], reports: Reports) -> None:

@@ -125,14 +125,14 @@ def _check_machines(job: ScoringJob) -> None:
         token.unlink(missing_ok=True)
 
 
-def what_is_wrong(version: str, token: str, out: str, *folders: str) -> str | None:
+def what_is_wrong(version: str, token: str, out: str, model: str, data: str) -> str | None:
     """Runs on a machine of the cluster: why it cannot take part, or None.
 
     It takes text only, which a machine with another version understands too.
     """
     if version != __version__:
         return f"it has bert4rec {__version__}, and {version} is here: install the same"
-    for folder in folders:
+    for folder in (model, data):
         if not Path(folder).is_dir():
             return f"it does not see {folder}: put model and data on storage that all share"
     if not _is_seen(Path(out) / TOKEN, token):

@@ -97,7 +97,7 @@ def remove_parts(out: Path) -> None:
 
 
 def finished_parts(out: Path, plan: ScoringPlan, parts: Iterable[int]) -> dict[int, int]:
-    """{part: its number of rows} for those of `parts` that are there, undamaged and of this plan."""
+    """{part: its number of rows} for those `parts` that are there, undamaged and of this plan."""
     found = {}
     with connect() as database:
         for part in parts:

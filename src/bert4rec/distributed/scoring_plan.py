@@ -49,8 +49,8 @@ class ScoringPlan:
     n_parts: int
     k: int
     exclude_seen: bool
-    allow: tuple[str, ...] | None
-    block: tuple[str, ...] | None
+    allow: list[str] | None
+    block: list[str] | None
     retrieval: Retrieval
 
     @property
@@ -123,8 +123,7 @@ def read_plan(out: Path) -> ScoringPlan | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format_version") != FORMAT_VERSION:
             raise ValueError
-        filters = {name: _sorted_ids(content.pop(name)) for name in ("allow", "block")}
-        return ScoringPlan(**content, **filters)
+        return ScoringPlan(**content)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(
             f"{path} is damaged, or of another version of this program: pass --overwrite to begin "
@@ -149,8 +148,8 @@ def check_same_plan(out: Path, before: ScoringPlan, now: ScoringPlan) -> None:
             )
 
 
-def _sorted_ids(ids: Iterable[object] | None) -> tuple[str, ...] | None:
-    return None if ids is None else tuple(sorted({str(raw) for raw in ids}))
+def _sorted_ids(ids: Iterable[object] | None) -> list[str] | None:
+    return None if ids is None else sorted({str(raw) for raw in ids})
 
 
 def hash_of_users(sequences: Sequences) -> str:

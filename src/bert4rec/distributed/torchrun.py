@@ -53,6 +53,8 @@ def start_processes(words: list[str], n: int) -> None:
         raise ProcessFailed from None
     except (SignalException, KeyboardInterrupt):
         raise Interrupted from None
+    finally:
+        del os.environ[STARTED_BY_US]
 
 
 def run_as_rank(out: Path, work: Callable[[Ranks], None]) -> NoReturn:
@@ -83,9 +85,7 @@ def run_as_rank(out: Path, work: Callable[[Ranks], None]) -> NoReturn:
     os._exit(0)
 
 
-def open_on_first(
-    data: str, open_data: Callable[[], Sequences], ranks: Ranks
-) -> Sequences:
+def open_on_first(data: str, open_data: Callable[[], Sequences], ranks: Ranks) -> Sequences:
     """The data, prepared by the first process; the others open it at the same place."""
     from bert4rec.data.sequences import Sequences
 
@@ -122,3 +122,8 @@ def failure_of(out: Path, launch: str | None) -> str | None:
 
 def forget_failure(out: Path) -> None:
     (out / FAILED).unlink(missing_ok=True)
+
+
+def speaks_for_all() -> bool:
+    """Whether this process prints for all: the first one, unless `start_processes` started it."""
+    return os.environ.get("RANK", "0") == "0" and STARTED_BY_US not in os.environ

@@ -79,7 +79,8 @@ def train_on_ray(
             scaling_config=ScalingConfig(
                 num_workers=processes.n,
                 use_gpu=uses_gpu,
-                resources_per_worker={"CPU": processes.n_threads} | ({"GPU": 1} if uses_gpu else {}),
+                resources_per_worker={"CPU": processes.n_threads}
+                | ({"GPU": 1} if uses_gpu else {}),
             ),
             run_config=RunConfig(
                 name="ray",
