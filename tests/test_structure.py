@@ -13,11 +13,13 @@ SOURCE = Path(bert4rec.__file__).parent
 ORDER = [
     "__init__",
     "durable",
+    "interrupts",
+    "progress",
     "config",
     "environment",
-    "cluster",
     "allocator",
-    "parallel",
+    "threads",
+    "parallel",  # removed at the merge
     "data",
     "models",
     "retrieval",
@@ -26,9 +28,9 @@ ORDER = [
     "recommender",
     "serving",
     "training",
-    "batch",
     "pipeline",
-    "launch",
+    "distributed",
+    "cluster",  # removed at the merge
     "compression",
     "costs",
     "lab",

@@ -12,10 +12,23 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from bert4rec.cli.options import ConfigFile as ConfigFile  # removed at the merge
-from bert4rec.cli.options import Overrides as Overrides  # removed at the merge
-from bert4rec.cli.options import Recipe as Recipe  # removed at the merge
-from bert4rec.cli.options import refuse_given as refuse_given  # removed at the merge
+from bert4rec.cli.options import (  # removed at the merge, with __all__ below
+    TABLE,
+    ConfigFile,
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    Items,
+    OnBadRows,
+    Overrides,
+    RatingColumn,
+    Recipe,
+    SortMemory,
+    TimeColumn,
+    UserColumn,
+    refuse_given,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,4 +117,21 @@ def _baseline_table(outcome: Outcome) -> Table:
     return table
 
 
-shown, stopped = printable, exit_interrupted  # the old names, removed at the merge
+shown, stopped = printable, exit_interrupted  # removed at the merge
+__all__ = [
+    "TABLE",
+    "ConfigFile",
+    "Delimiter",
+    "Encoding",
+    "Header",
+    "ItemColumn",
+    "Items",
+    "OnBadRows",
+    "Overrides",
+    "RatingColumn",
+    "Recipe",
+    "SortMemory",
+    "TimeColumn",
+    "UserColumn",
+    "refuse_given",
+]  # removed at the merge

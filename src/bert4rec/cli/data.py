@@ -71,8 +71,8 @@ def prepare(
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
+        from bert4rec.cluster import connect
         from bert4rec.data.ray_workers import RayWorkers
-        from bert4rec.distributed.cluster import connect
 
         if threads is not None:
             raise ValueError("--threads does nothing with --launcher ray: leave it out")

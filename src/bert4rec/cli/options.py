@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,6 +31,42 @@ RAY_ADDRESS_HELP = (
     "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Without it RAY_ADDRESS "
     "counts; without both, Ray is started here."
 )
+
+TABLE = "How to read the table"
+UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
+ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
+]
+RatingColumn = Annotated[
+    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
+]
+Delimiter = Annotated[
+    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
+    ),
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
+]
+OnBadRows = Annotated[
+    Literal["error", "skip"],
+    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
+]
+Items = Annotated[
+    str | None,
+    typer.Option(
+        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
+    ),
+]
+SortMemory = Annotated[
+    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
+]
 
 
 def training_data(about: dict[str, object], named: str | None) -> Sequences:

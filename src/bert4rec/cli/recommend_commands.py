@@ -12,20 +12,18 @@ from bert4rec.cli.console import exit_interrupted, output, printable, progress_b
 from bert4rec.cli.options import (
     RAY_ADDRESS_HELP,
     Count,
-    ModelDirectory,
-    PreparedData,
-    is_given,
-    split_ids,
-    training_data,
-)
-from bert4rec.cli.table_options import (
     Delimiter,
     Encoding,
     Header,
     ItemColumn,
+    ModelDirectory,
     OnBadRows,
+    PreparedData,
     TimeColumn,
     UserColumn,
+    is_given,
+    split_ids,
+    training_data,
 )
 
 if TYPE_CHECKING:

@@ -11,52 +11,31 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bert4rec.cli.console import progress_bar, say
+from bert4rec.cli.console import (
+    TABLE,
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    Items,
+    OnBadRows,
+    RatingColumn,
+    SortMemory,
+    TimeColumn,
+    UserColumn,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from bert4rec.config import DataConfig
     from bert4rec.data.in_parts import Workers
     from bert4rec.data.sequences import Sequences
 
-TABLE = "How to read the table"
-UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
-ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
-TimeColumn = Annotated[
-    str | None,
-    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
-]
-RatingColumn = Annotated[
-    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
-]
-Delimiter = Annotated[
-    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
-]
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
-    ),
-]
-Encoding = Annotated[
-    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
-]
-OnBadRows = Annotated[
-    Literal["error", "skip"],
-    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
-]
-Items = Annotated[
-    str | None,
-    typer.Option(
-        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
-    ),
-]
-SortMemory = Annotated[
-    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
-]
 AllowRemote = Annotated[
     bool,
     typer.Option(
