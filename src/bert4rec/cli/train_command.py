@@ -79,7 +79,7 @@ def train(
     _check_options(processes, launcher, ray_address, threads)
     compiling = ["training.compile=true"] if compiled else []
     settings = load_config(recipe, config, [*(overrides or ()), *compiling])
-    run = _Run(settings, out, resume, overwrite, tensorboard, baselines)
+    run = _TrainOptions(settings, out, resume, overwrite, tensorboard, baselines)
     from bert4rec.distributed.torchrun import ProcessFailed
     from bert4rec.interrupts import Interrupted
     from bert4rec.training.distributed import ALONE, was_launched
@@ -113,7 +113,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrainOptions:
     settings: Config
     out: Path
     resume: bool
@@ -153,7 +153,7 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _train(run: _Run, sequences: Sequences, ranks: Ranks) -> None:
+def _train(run: _TrainOptions, sequences: Sequences, ranks: Ranks) -> None:
     from bert4rec.pipeline import train_recommender
 
     with progress_bar("evaluating") as on_evaluation:
@@ -172,7 +172,7 @@ def _train(run: _Run, sequences: Sequences, ranks: Ranks) -> None:
     _print_result(sequences, outcome, run.out)
 
 
-def _train_as_rank(run: _Run, table: TableOptions, data: str) -> None:
+def _train_as_rank(run: _TrainOptions, table: TableOptions, data: str) -> None:
     """As one of several processes that torchrun started."""
     from bert4rec.distributed.torchrun import open_on_first, run_as_rank
     from bert4rec.pipeline import train_beside
@@ -188,7 +188,7 @@ def _train_as_rank(run: _Run, table: TableOptions, data: str) -> None:
     run_as_rank(run.out, work)
 
 
-def _train_in_processes(run: _Run, sequences: Sequences, words: list[str], n: int) -> None:
+def _train_in_processes(run: _TrainOptions, sequences: Sequences, words: list[str], n: int) -> None:
     from bert4rec.distributed.torchrun import start_processes
     from bert4rec.pipeline import check_directory, check_training
 
@@ -199,7 +199,7 @@ def _train_in_processes(run: _Run, sequences: Sequences, words: list[str], n: in
 
 
 def _train_on_ray(
-    run: _Run, sequences: Sequences, n: int, n_threads: int, address: str | None
+    run: _TrainOptions, sequences: Sequences, n: int, n_threads: int, address: str | None
 ) -> None:
     from bert4rec.distributed.train_on_ray import RayProcesses, train_on_ray
     from bert4rec.pipeline import check_directory, check_training, saved_outcome
@@ -220,7 +220,7 @@ def _train_on_ray(
     _print_result(sequences, saved_outcome(run.out), run.out)
 
 
-def _interrupted(run: _Run) -> typer.Exit:
+def _interrupted(run: _TrainOptions) -> typer.Exit:
     from bert4rec.distributed.torchrun import speaks_for_all
     from bert4rec.training.checkpoint import has_checkpoint
 

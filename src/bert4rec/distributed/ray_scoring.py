@@ -61,6 +61,9 @@ class RayWorker:
     def n_done(self) -> int:
         return 0  # an actor tells nothing before its part is finished
 
+    def cause_of_death(self) -> str:
+        return "died, perhaps because its machine is gone or ran out of memory"
+
     def end(self) -> None:
         import ray
 

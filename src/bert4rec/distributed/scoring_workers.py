@@ -6,7 +6,6 @@ computed again. A part is a file that is complete or absent, so computing it twi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -42,6 +41,9 @@ class ScoringWorker(Protocol):
 
     def n_done(self) -> int:
         """Users done in its current part."""
+
+    def cause_of_death(self) -> str:
+        """How it died, as in `was killed`."""
 
     def end(self) -> None:
         """End it at once, whatever it does; may be called twice."""
@@ -78,16 +80,17 @@ def compute_parts(
         workers.append(start_worker())
         busy[workers[-1].ready] = workers[-1], None
 
-    def replace(part: int | None) -> None:
-        """After the death of a worker that computed `part`."""
-        reports.say("a worker died: another one takes its place")
+    def replace(worker: ScoringWorker, part: int | None) -> None:
+        """Start another worker, if there is work for it, after this one died."""
+        cause = worker.cause_of_death()
         if part is None or part in unfinished:
             n_deaths[part] += 1
             if n_deaths[part] == MOST_TRIES:
-                raise ValueError(_given_up(job, part))
+                raise ValueError(_given_up(job, part, cause))
         if part in unfinished:
             waiting.appendleft(part)
         if waiting:
+            reports.say(f"a worker {cause}: another one takes its place")
             start()
 
     try:
@@ -106,7 +109,7 @@ def compute_parts(
                 if part is not None and (not has_died or job.is_finished(part)):
                     unfinished.remove(part)
                 if has_died:
-                    replace(part)
+                    replace(worker, part)
                 elif waiting:
                     n_deaths[None] = 0  # the model can be loaded
                     part = waiting.popleft()
@@ -122,17 +125,16 @@ def compute_parts(
             worker.wait_for_end()
 
 
-def _given_up(job: ScoringJob, part: int | None) -> str:
-    advice = (
-        f"{MOST_TRIES} times, perhaps because the machine ran out of memory; finished parts are "
-        f"kept in {job.out}. Run the same command again to resume, with fewer --workers if memory "
-        "is short"
-    )
+def _given_up(job: ScoringJob, part: int | None, cause: str) -> str:
     if part is None:
-        return f"a worker died while it loaded the model, {advice}"
-    first, last = job.plan.users_of(part)
-    users = f"users {first:,} to {last - 1:,} of the data"
-    return f"part {part} ({users}) was given up: its worker died, {advice}"
+        what = "loading the model"
+    else:
+        first, last = job.plan.users_of(part)
+        what = f"part {part} (users {first:,} to {last - 1:,} of the data)"
+    return (
+        f"{what} was given up: its worker {cause}, {MOST_TRIES} times; finished parts are kept in "
+        f"{job.out}. Run the same command again to resume, with fewer --workers if memory is short"
+    )
 
 
 def translated(
@@ -162,11 +164,13 @@ class LocalWorker:
     def __init__(self, job: ScoringJob, n_threads: int, lock: int) -> None:
         context = get_context("spawn")
         self._n_done = context.RawValue("q", 0)
-        ends_with, self._alive = context.Pipe(duplex=False)
-        held = Connection(os.dup(lock), writable=False)  # the directory stays locked while it lives
-        arguments = (job, n_threads, self._n_done, ends_with, held)
-        self._pool = ProcessPoolExecutor(1, context, _begin, arguments)
-        self.ready = self._submit(_load)
+        before = set(active_children())
+        # The process has a copy of the lock: the directory stays locked while it lives.
+        with Connection(os.dup(lock), writable=False) as held:
+            arguments = (job, n_threads, self._n_done, held)
+            self._pool = ProcessPoolExecutor(1, context, _begin, arguments)
+            self.ready = self._submit(_load)  # starts the process
+        (self._process,) = set(active_children()) - before
 
     def write(self, part: int) -> Future[None]:
         self._n_done.value = 0
@@ -175,9 +179,18 @@ class LocalWorker:
     def n_done(self) -> int:
         return int(self._n_done.value)
 
+    def cause_of_death(self) -> str:
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        if code == -signal.SIGKILL:
+            return "was killed (SIGKILL), perhaps because the machine ran out of memory"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
     def end(self) -> None:
-        self._alive.close()
-        self._pool.shutdown(wait=False)
+        self._process.kill()  # a part is complete or absent: there is nothing to wait for
 
     def wait_for_end(self) -> None:
         self._pool.shutdown(wait=True)
@@ -198,14 +211,13 @@ def _death(error: BaseException) -> BaseException:
 _here: dict[str, Any] = {}  # in a worker process: what it was started with, and its writer
 
 
-def _begin(
-    job: ScoringJob, n_threads: int, n_done: Any, ends_with: Connection, lock: Connection
-) -> None:
+def _begin(job: ScoringJob, n_threads: int, n_done: Any, lock: Connection) -> None:
     import torch
 
     def end_with_coordinator() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            ends_with.recv_bytes()
+        coordinator = parent_process()
+        assert coordinator is not None
+        coordinator.join()
         os._exit(1)
 
     threading.Thread(target=end_with_coordinator, daemon=True).start()
