@@ -28,9 +28,9 @@ ORDER = [
     "recommender",
     "serving",
     "training",
-    "pipeline",
     "distributed",
     "cluster",  # removed at the merge
+    "pipeline",
     "compression",
     "costs",
     "lab",

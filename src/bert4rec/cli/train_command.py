@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,8 +25,11 @@ from bert4rec.cli.options import DATA_HELP, RAY_ADDRESS_HELP, ConfigFile, Overri
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bert4rec.config import Config
     from bert4rec.data.sequences import Sequences
+    from bert4rec.distributed.train_on_ray import RayProcesses
     from bert4rec.pipeline import Outcome
     from bert4rec.training.distributed import Ranks
 
@@ -96,8 +101,12 @@ def train(
             return
         sequences = table.open(data, settings.data)
         if launcher == "ray":
+            from bert4rec.distributed.train_on_ray import RayProcesses
+
             describe(sequences)
-            _train_on_ray(run, sequences, processes, threads or 1, ray_address)
+            with_gpu = settings.training.device == "cuda"
+            workers = RayProcesses(processes, threads or 1, with_gpu, ray_address)
+            _train_on_ray(run, sequences, workers)
         elif processes > 1:  # the first of them describes the data
             words = ["--recipe", recipe, *([] if config is None else ["--config", str(config)])]
             words += [word for each in overrides or () for word in ("--set", each)]
@@ -154,36 +163,48 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _train(run: _TrainOptions, sequences: Sequences, ranks: Ranks) -> None:
-    from bert4rec.pipeline import train_recommender
-
     with progress_bar("evaluating") as on_evaluation:
-        outcome = train_recommender(
-            sequences,
-            run.settings,
-            run.out,
-            resume=run.resume,
-            overwrite=run.overwrite,
-            tensorboard=run.tensorboard,
-            baselines=run.baselines,
-            console=errors,
-            on_evaluation=on_evaluation,
-            ranks=ranks,
-        )
-    _print_result(sequences, outcome, run.out)
+        outcome = _train_rank(run, sequences, ranks, errors, on_evaluation)
+    if outcome is not None:
+        _print_result(sequences, outcome, run.out)
+
+
+def _train_rank(
+    run: _TrainOptions,
+    sequences: Sequences,
+    ranks: Ranks,
+    console: Console,
+    on_evaluation: Callable[[int, int], None] | None = None,
+) -> Outcome | None:
+    """The part of one process; the first of them gets the outcome."""
+    from bert4rec.pipeline import train_beside, train_recommender
+
+    if not ranks.is_first:
+        train_beside(sequences, run.settings, run.out, ranks)
+        return None
+    return train_recommender(
+        sequences,
+        run.settings,
+        run.out,
+        resume=run.resume,
+        overwrite=run.overwrite,
+        tensorboard=run.tensorboard,
+        baselines=run.baselines,
+        console=console,
+        on_evaluation=on_evaluation,
+        ranks=ranks,
+    )
 
 
 def _train_as_rank(run: _TrainOptions, table: TableOptions, data: str) -> None:
     """As one of several processes that torchrun started."""
     from bert4rec.distributed.torchrun import open_on_first, run_as_rank
-    from bert4rec.pipeline import train_beside
 
     def work(ranks: Ranks) -> None:
         sequences = open_on_first(data, lambda: table.open(data, run.settings.data), ranks)
         if ranks.is_first:
             describe(sequences)
-            _train(run, sequences, ranks)
-        else:
-            train_beside(sequences, run.settings, run.out, ranks)
+        _train(run, sequences, ranks)
 
     run_as_rank(run.out, work)
 
@@ -198,25 +219,14 @@ def _train_in_processes(run: _TrainOptions, sequences: Sequences, words: list[st
     start_processes([*place, *words, *run.as_flags()], n)
 
 
-def _train_on_ray(
-    run: _TrainOptions, sequences: Sequences, n: int, n_threads: int, address: str | None
-) -> None:
-    from bert4rec.distributed.train_on_ray import RayProcesses, train_on_ray
+def _train_on_ray(run: _TrainOptions, sequences: Sequences, processes: RayProcesses) -> None:
+    from bert4rec.distributed.train_on_ray import run_on_ray
     from bert4rec.pipeline import check_directory, check_training, saved_outcome
 
-    check_training(sequences, run.settings, n)
+    check_training(sequences, run.settings, processes.n)
     check_directory(run.out, run.resume, run.overwrite)
     assert sequences.directory is not None
-    train_on_ray(
-        sequences.directory,
-        run.settings,
-        run.out,
-        RayProcesses(n, n_threads, address),
-        resume=run.resume,
-        overwrite=run.overwrite,
-        baselines=run.baselines,
-        say=say,
-    )
+    run_on_ray(sequences.directory, run.out, partial(_train_rank, run), processes, say)
     _print_result(sequences, saved_outcome(run.out), run.out)
 
 

@@ -15,72 +15,63 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from bert4rec.config import Config, parse_config
+from rich.console import Console
+
+from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.torchrun import failure_of, forget_failure, remember_failure
 from bert4rec.interrupts import Interrupted
-
-if TYPE_CHECKING:
-    from bert4rec.data.sequences import Sequences
+from bert4rec.training.distributed import LONGEST_WAIT, Ranks, joined
 
 MOST_RESTARTS = 3
 OUTPUT = "said.txt"  # what the first worker prints, for the command that waits
+RankWork = Callable[[Sequences, Ranks, Console], object]  # what each process does
 
 
 @dataclass(frozen=True)
 class RayProcesses:
     n: int
     n_threads: int = 1  # CPU threads, and CPUs, per process
+    with_gpu: bool = False  # one GPU per process
     address: str | None = None  # see `cluster.connect`
 
 
-def train_on_ray(
+def run_on_ray(
     data: Path,
-    config: Config,
     out: Path,
+    work: RankWork,
     processes: RayProcesses,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    baselines: bool = True,
     say: Callable[[str], None],
 ) -> None:
-    """Train on the prepared data, evaluate and save to `out`, with one Ray worker per process."""
+    """Do `work` in each of several Ray workers, joined as the ranks of one training.
+
+    `work` must be known by name on all machines, or be a closure of such functions. What the first
+    rank prints to its console is passed to `say` line by line.
+    """
     with connect(processes.address, n_workers=processes.n * processes.n_threads):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        from bert4rec.training.distributed import LONGEST_WAIT
-
-        out = out.resolve()
+        data, out = data.resolve(), out.resolve()
         out.mkdir(parents=True, exist_ok=True)
         (out / OUTPUT).write_text("", encoding="utf-8")
         launch = uuid.uuid4().hex
-        given = {
-            "data": str(data.resolve()),
-            "config": config.model_dump(mode="json"),
-            "out": str(out),
-            "resume": resume,
-            "overwrite": overwrite,
-            "baselines": baselines,
-            "launch": launch,
-            "threads": processes.n_threads,
-        }
-        uses_gpu = config.training.device == "cuda"
+
+        def run_worker() -> None:
+            _run_worker(data, out, work, launch, processes.n_threads)
+
         trainer = TorchTrainer(
-            _worker,
-            train_loop_config=given,
+            run_worker,
             torch_config=TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if uses_gpu else "gloo",
+                backend="cpu:gloo,cuda:nccl" if processes.with_gpu else "gloo",
                 timeout_s=int(LONGEST_WAIT.total_seconds()),
             ),
             scaling_config=ScalingConfig(
                 num_workers=processes.n,
-                use_gpu=uses_gpu,
+                use_gpu=processes.with_gpu,
                 resources_per_worker={"CPU": processes.n_threads}
-                | ({"GPU": 1} if uses_gpu else {}),
+                | ({"GPU": 1} if processes.with_gpu else {}),
             ),
             run_config=RunConfig(
                 name="ray",
@@ -103,50 +94,26 @@ def train_on_ray(
             (out / OUTPUT).unlink(missing_ok=True)
 
 
-def _worker(given: dict[str, Any]) -> None:
-    """What each of Ray's workers runs."""
+def _run_worker(data: Path, out: Path, work: RankWork, launch: str, n_threads: int) -> None:
     import torch
 
-    from bert4rec.data.sequences import Sequences
-
-    os.environ["BERT4REC_LAUNCH"] = given["launch"]
-    config, out = parse_config(given["config"], "the driver's settings"), Path(given["out"])
-    torch.set_num_threads(given["threads"])
-    if (reason := failure_of(out, given["launch"])) is not None:
+    os.environ["BERT4REC_LAUNCH"] = launch
+    torch.set_num_threads(n_threads)
+    if (reason := failure_of(out, launch)) is not None:
         raise ValueError(reason)  # Ray starts us again, whatever the reason was
-    if not (Path(given["data"]) / "meta.json").is_file():
+    if not (data / "meta.json").is_file():
         raise ValueError(
-            f"{given['data']} cannot be seen from a worker: prepare the data with `bert4rec data "
+            f"{data} cannot be seen from a worker: prepare the data with `bert4rec data "
             "prepare --out` into a folder that all machines share"
         )
     try:
-        _train(Sequences.load(given["data"]), config, out, given)
+        with joined() as ranks, (out / OUTPUT).open("a", encoding="utf-8", buffering=1) as file:
+            console = Console(file=file, force_terminal=False, width=200)
+            work(Sequences.load(data), ranks, console)
+            ranks.wait_for_first()
     except ValueError as error:
         remember_failure(out, error)
         raise
-
-
-def _train(sequences: Sequences, config: Config, out: Path, given: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from bert4rec.pipeline import train_beside, train_recommender
-    from bert4rec.training.distributed import joined
-
-    with joined() as ranks, (out / OUTPUT).open("a", encoding="utf-8", buffering=1) as file:
-        if ranks.is_first:
-            train_recommender(
-                sequences,
-                config,
-                out,
-                resume=given["resume"],
-                overwrite=given["overwrite"],
-                baselines=given["baselines"],
-                console=Console(file=file, force_terminal=False, width=200),
-                ranks=ranks,
-            )
-        else:
-            train_beside(sequences, config, out, ranks)
-        ranks.wait_for_first()
 
 
 @contextlib.contextmanager
