@@ -17,7 +17,7 @@ from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
 from bert4rec import recommender as recommender_module
-from bert4rec.cli.index import add_to
+from bert4rec.cli.index_command import add_to
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.durable import verify_manifest, write_manifest
 from bert4rec.models.coded_table import int8_table

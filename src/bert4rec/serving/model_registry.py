@@ -14,9 +14,9 @@ import numpy as np
 
 from bert4rec.durable import MANIFEST
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.learned import Learned
+from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommendations, Recommender, Retrieval
-from bert4rec.retrieval.exact import products_of
+from bert4rec.scoring import item_products
 from bert4rec.serving.title_search import TitleSearch
 
 log = logging.getLogger("bert4rec.serving")
@@ -59,15 +59,15 @@ class ServedModel:
     @property
     def has_vectors(self) -> bool:
         model = self.recommender.model
-        if products_of(model) is not None:  # first: it does not decode compressed vectors
+        if item_products(model) is not None:  # first: it does not decode quantized embeddings
             return True
-        return isinstance(model, Learned) and model.item_vectors() is not None
+        return isinstance(model, SequenceModel) and model.item_vectors() is not None
 
     def recommend(self, requests: Sequence[ModelRequest]) -> list[Recommendations]:
         """One result per request, all scored together."""
-        encode = self.recommender.question
+        encode = self.recommender.encode_request
         encoded = [encode(r.history, r.k, r.exclude_seen, r.allow, r.block) for r in requests]
-        return self.recommender.answer(encoded)
+        return self.recommender.answer_requests(encoded)
 
     def popularity(self) -> ServedModel:
         """The most popular items of the same catalogue: the baseline that is always served."""

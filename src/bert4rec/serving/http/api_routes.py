@@ -328,7 +328,7 @@ def model_fields(served: ServedModel) -> dict[str, object]:
         "version": served.version,
         "kind": served.kind,
         "n_items": len(recommender.vocabulary),
-        "n_read": recommender.model.n_read,
+        "n_read": recommender.model.max_history,
         "has_attention": served.has_attention,
         "has_vectors": served.has_vectors,
         "has_titles": recommender.vocabulary.titles is not None,

@@ -1,40 +1,37 @@
-"""The verb `index`: quick answers from a large catalogue."""
+"""The verb `index`: fast retrieval from a large catalogue."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from bert4rec.cli.console import output, say
+from bert4rec.cli.options import ModelDirectory, PreparedData, training_data
 
 
 def index(
-    model: Annotated[Path, typer.Argument(help="Directory of a trained model.")],
+    model: ModelDirectory,
     kind: Annotated[
         Literal["auto", "ivf", "none"],
         typer.Option(
-            help="`auto`: only for a catalogue that is large enough; `ivf`: in any case; "
-            "`none`: take the index away, every search is exact."
+            help="`auto`: only if the catalogue is large enough; `ivf`: always; `none`: remove "
+            "the index, every search is exact."
         ),
     ] = "auto",
     recall: Annotated[
         float,
         typer.Option(help="Share of the ten best items that the index has to find, from 0 to 1."),
     ] = 0.97,
-    data: Annotated[
-        str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
-    ] = None,
+    data: PreparedData = None,
 ) -> None:
-    """Build an index of a model's items, measure its recall@10 and keep it with the model.
+    """Build an index of a model's items, measure its recall@10 and save it with the model.
 
-    Training does it by itself for large catalogues. A running `serve --watch` takes it over.
+    Training does this for large catalogues. A running `serve --watch` loads it.
     """
-    from bert4rec.cli.models import training_data
     from bert4rec.pipeline import split_of
     from bert4rec.recommender import Recommender
-    from bert4rec.retrieval.build import LARGE, described
+    from bert4rec.retrieval.index_builder import LARGE, described
 
     recommender = Recommender.load(model, retrieval="exact")
     if kind == "none":

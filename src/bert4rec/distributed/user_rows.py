@@ -1,4 +1,4 @@
-"""One row a recommendation: the table that every way of batch scoring writes."""
+"""One row per recommendation: the table that batch scoring writes, into one file or many."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from bert4rec.data.database import as_column, connect, quoted
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.data.splits import Spans
-from bert4rec.ranking import HISTORIES_AT_ONCE, Ranking
+from bert4rec.scoring import HISTORIES_AT_ONCE, Ranking
 from bert4rec.recommender import Recommender, Retrieval
 
 CHUNK = HISTORIES_AT_ONCE  # users held in memory at a time
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked for every user alike."""
+class BatchRequest:
+    """What to recommend to every user alike."""
 
     k: int = 10
     exclude_seen: bool = True
@@ -32,25 +32,28 @@ class Asked:
 
 
 class UserRows:
-    """The recommendations for the users of `sequences`, a range of them at a time."""
+    """Recommendations for the users of `sequences`, a range of users at a time."""
 
-    def __init__(self, recommender: Recommender, sequences: Sequences, asked: Asked) -> None:
-        self.recommender, self.sequences, self.asked = recommender, sequences, asked
-        self._names = _version_of_names(sequences)
-        self._excluded = recommender.excluded(asked.allow, asked.block)
+    def __init__(
+        self, recommender: Recommender, sequences: Sequences, request: BatchRequest
+    ) -> None:
+        self.recommender, self.sequences, self.request = recommender, sequences, request
+        self._users_version = _version_of_users(sequences)
+        self._excluded = recommender.excluded(request.allow, request.block)
         self._token_of = _tokens(sequences.vocabulary, recommender.vocabulary)
-        # Users of the data that the model was trained on are in the same rows, others are strangers
+        # The rows of the training data are the users that the model knows; all others are unknown.
         self._is_known = sequences.fingerprint == recommender.about["data"]["fingerprint"]
-        # Nothing is computed: this only refuses a bad k, and strangers where they cannot be served.
-        recommender.rank(self._histories(0, min(1, sequences.n_users)), asked.k)
+        # This computes nothing: it refuses a bad k, and unknown users that the model cannot serve.
+        recommender.top_k(self._histories(0, min(1, sequences.n_users)), request.k)
 
     @property
     def knows_some_item(self) -> bool:
+        """Whether the model was trained on any item of the data."""
         return bool((self._token_of >= 0).any())
 
     @property
     def table(self) -> str:
-        """The statement that makes an empty table of them."""
+        """The SQL statement that creates the empty table `rows`."""
         user = "BIGINT" if self.sequences.user_id_type == "int" else "VARCHAR"
         item = "BIGINT" if self.recommender.vocabulary.id_type == "int" else "VARCHAR"
         return (
@@ -59,15 +62,15 @@ class UserRows:
         )
 
     def of(self, first: int, last: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-        """(users so far, columns) for the users of rows `first` to `last`, some at a time."""
+        """(users done, columns) for the users in rows `first` to `last - 1`, some at a time."""
         for start in range(first, last, CHUNK):
             end = min(start + CHUNK, last)
             histories = self._histories(start, end)
             users = as_column(self._user_ids(start, end))
-            rankings = self.recommender.rank(
+            rankings = self.recommender.top_k(
                 histories,
-                self.asked.k,
-                exclude_seen=self.asked.exclude_seen,
+                self.request.k,
+                exclude_seen=self.request.exclude_seen,
                 excluded=self._excluded,
             )
             done = 0
@@ -79,7 +82,7 @@ class UserRows:
                 yield start + done - first, columns
 
     def _user_ids(self, first: int, last: int) -> list[str] | list[int]:
-        """Raw ids of some rows, without reading those of all others into memory."""
+        """Raw ids of some rows; all ids of a large table would not fit into memory."""
         directory = self.sequences.directory
         if directory is None or "user_ids" in vars(self.sequences):
             return self.sequences.user_ids[first:last]
@@ -87,8 +90,8 @@ class UserRows:
             f'SELECT "user" FROM read_parquet({quoted(directory / "users.parquet")}) '
             f"WHERE row >= {first} AND row < {last} ORDER BY row"
         ).fetchall()
-        # After the read, so that what was read is what was there when we began.
-        if _version_of_names(self.sequences) != self._names:
+        # Checked after the read: what was read is what was there at the start.
+        if _version_of_users(self.sequences) != self._users_version:
             raise ValueError(f"{directory} has changed since scoring began: start again")
         assert len(found) == last - first
         is_int = self.sequences.user_id_type == "int"
@@ -99,7 +102,7 @@ class UserRows:
         return connect()
 
     def _histories(self, first: int, last: int) -> Spans:
-        """In the model's tokens; what it does not know is left out."""
+        """Histories in the model's tokens, without the items that it does not know."""
         rows = np.arange(first, last) if self._is_known else np.full(last - first, -1)
         offsets = self.sequences.offsets[first : last + 1]
         tokens = self._token_of[self.sequences.tokens[offsets[0] : offsets[-1]]]
@@ -108,8 +111,8 @@ class UserRows:
         return Spans(tokens[tokens >= 0], offsets[:-1], offsets[1:], rows)
 
 
-def _version_of_names(sequences: Sequences) -> tuple[int, int, int] | None:
-    """Another one when the file of the users' names, which is read bit by bit, was replaced."""
+def _version_of_users(sequences: Sequences) -> tuple[int, int, int] | None:
+    """Changes when the file of user ids, which is read a range at a time, was replaced."""
     if sequences.directory is None:
         return None
     try:
@@ -138,6 +141,6 @@ def _columns(
 
 
 def _tokens(theirs: Vocabulary, ours: Vocabulary) -> NDArray[np.int32]:
-    """Our token of each of their items, -1 where we do not know it."""
+    """(their items,) the model's token of each item of the data, -1 for unknown items."""
     known = [ours.token(raw) for raw in theirs.ids]
     return np.array([-1 if token is None else token for token in known], dtype=np.int32)

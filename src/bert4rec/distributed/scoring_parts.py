@@ -1,57 +1,51 @@
-"""Parts of the users, each a Parquet file that is whole or not there, and knows whose it is."""
+"""Parts of a batch: each is a Parquet file that is complete or absent, and carries its plan."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import duckdb
 
 from bert4rec.allocator import keep_freed_memory
-from bert4rec.batch.plan import Plan, hash_of_users, model_version
-from bert4rec.batch.rows import UserRows
 from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.scoring_plan import ScoringPlan, hash_of_users, model_version
+from bert4rec.distributed.user_rows import UserRows
 from bert4rec.durable import new_file, sha256, write_file
 from bert4rec.recommender import Recommender
 
-KEY = "bert4rec_scoring"  # in a part's metadata: the key of the plan and the number of the part
+KEY = "bert4rec_scoring"  # in the metadata of a part: the key of its plan, and its number
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that a worker must know, as text between processes and machines."""
+class ScoringJob:
+    """All that a worker must know; paths are the same on all machines."""
 
-    plan: Plan
+    plan: ScoringPlan
     model: Path
     data: Path
     out: Path
 
-    def as_json(self) -> str:
-        places = {name: str(getattr(self, name)) for name in ("model", "data", "out")}
-        return json.dumps({"plan": dataclasses.asdict(self.plan), **places})
+    def n_users_of(self, parts: Iterable[int]) -> int:
+        return sum(map(self.plan.n_users_of, parts))
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        content = json.loads(text)
-        places = {name: Path(content[name]) for name in ("model", "data", "out")}
-        return cls(plan=Plan(**content["plan"]), **places)
+    def is_finished(self, part: int) -> bool:
+        return bool(finished_parts(self.out, self.plan, [part]))
 
 
 class PartWriter:
-    """A model and the users' histories, ready to compute any part."""
+    """A loaded model and the users' histories, ready to compute any part."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ScoringJob) -> None:
         keep_freed_memory()
         recommender = Recommender.load(job.model, job.plan.retrieval)
         sequences = Sequences.load(job.data)
-        self._job, self._rows = job, UserRows(recommender, sequences, job.plan.asked)
-        # Somebody may have trained or prepared again, there, since the plan was made.
+        self._job, self._rows = job, UserRows(recommender, sequences, job.plan.request)
+        # The model or the data may have been replaced since the plan was made.
         for name, is_same in (
             (job.model, model_version(job.model) == job.plan.model),
             (job.data, sequences.fingerprint == job.plan.data),
@@ -62,7 +56,7 @@ class PartWriter:
         self._database = connect()
 
     def write(self, part: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Compute a part and put it in its place; `on_progress` hears of users done in it."""
+        """Compute a part and write it; `on_progress` gets the number of its users done so far."""
         mark = json.dumps({"plan": self._job.plan.key, "part": part})
         database = self._database
         database.execute(self._rows.table)
@@ -77,7 +71,7 @@ class PartWriter:
                 f"COPY rows TO {quoted(temporary)} "
                 f"(FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}})"
             )
-            # First the sum, then the part: one that is there has its own.
+            # First the checksum, then the part: a part that is there has one.
             write_file(sum_path(path), f"{sha256(temporary)}  {path.name}\n")
 
 
@@ -86,12 +80,12 @@ def part_path(out: Path, part: int) -> Path:
 
 
 def sum_path(part: Path) -> Path:
-    """Of the file beside a part that has its SHA-256, as `sha256sum --check` reads it."""
+    """The file beside a part with its SHA-256, as `sha256sum --check` reads it."""
     return part.with_name(f".{part.stem}.sha256")
 
 
 def is_part(path: Path) -> bool:
-    """By its name; other programs' parts have more to theirs."""
+    """Whether the name is one of ours; parts of other programs have longer names."""
     return re.fullmatch(r"part-\d{5,}\.parquet", path.name) is not None
 
 
@@ -102,8 +96,8 @@ def remove_parts(out: Path) -> None:
             sum_path(path).unlink(missing_ok=True)
 
 
-def finished_parts(out: Path, plan: Plan, parts: Iterable[int]) -> dict[int, int]:
-    """Those of `parts` that are there, undamaged and of this plan, and their numbers of rows."""
+def finished_parts(out: Path, plan: ScoringPlan, parts: Iterable[int]) -> dict[int, int]:
+    """{part: its number of rows} for those `parts` that are there, undamaged and of this plan."""
     found = {}
     with connect() as database:
         for part in parts:
@@ -124,7 +118,7 @@ def _n_rows(database: duckdb.DuckDBPyConnection, path: Path, mark: dict[str, obj
             f"SELECT num_rows FROM parquet_file_metadata({quoted(path)})"
         ).fetchall()
     except duckdb.Error:
-        return None  # something else, with its own sum
+        return None  # another file, with a checksum of its own
     return int(n_rows) if [json.loads(text) for (text,) in marks] == [mark] else None
 
 
@@ -136,7 +130,7 @@ def _is_undamaged(path: Path) -> bool:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Files that a killed process did not finish: parts, their sums, the plan or the marker."""
+    """Delete what a killed process left unfinished: parts, checksums, the plan or the marker."""
     for pattern in (".part-*.tmp", "..part-*.tmp", "._*.tmp"):
         for path in out.glob(pattern):
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""A Ray cluster to work on: one that runs already, or one on this machine while we need it.
+"""A Ray cluster to work on: one that is running, or one on this machine while we need it.
 
-Ray waits minutes for a cluster that is not there. Whether one answers is asked first, by hand.
+Ray waits minutes for a cluster that is not there, so we look first whether one answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 SECONDS_TO_ANSWER = 10.0
 
-# HTTP/2, which Ray's head speaks: a client's first words, and the kind of the first answer.
+# HTTP/2, which Ray's head speaks: what a client sends first, and the type of the first answer.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0, 4, 0)
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 
@@ -26,26 +26,26 @@ _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 class Cluster:
     address: str  # HOST:PORT of its head
     n_cpus: int
-    is_ours: bool  # started by us, on this machine, and gone when we are done
+    is_ours: bool  # started by us on this machine, and ended with us
 
 
 def check_has_ray() -> None:
-    """A ValueError that says what to install, before anything is begun that needs Ray."""
+    """A ValueError that says what to install."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("Ray is not installed: pip install 'bert4rec[scale]'")
 
 
 @contextlib.contextmanager
 def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
-    """Ray, ready for `n_workers` workers; on leaving, only what was begun here is ended.
+    """Ray, ready for `n_workers` workers; at the end only what was started here is ended.
 
     `address` is HOST:PORT of a cluster's head, or `auto` for the cluster that this machine belongs
-    to; without one the variable RAY_ADDRESS counts, and without that (or with `local`) a runtime of
-    `n_workers` CPUs is started here. None takes as many as the cluster has CPUs, or this machine
-    cores. Who is connected already stays connected to the same.
+    to. It defaults to the variable RAY_ADDRESS. Without both, or with `local`, Ray is started on
+    this machine with `n_workers` CPUs. `n_workers` defaults to all CPUs. A process that is
+    connected already stays connected.
     """
     if n_workers is not None and n_workers < 1:
-        raise ValueError(f"n_workers is {n_workers}: ask for one worker or more")
+        raise ValueError(f"n_workers is {n_workers}: use one or more")
     check_has_ray()
     keep_ray_quiet()
     ray = _untyped_ray()
@@ -77,15 +77,15 @@ def _untyped_ray() -> Any:
 
 
 def keep_ray_quiet() -> None:
-    """Before Ray starts: what it would tell its makers, and us on every start; and its priority."""
+    """Before Ray starts: no usage reports, no warnings on every start, normal priority."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Its workers would give way to everything else (nice 15): on a busy machine they never start.
+    # Its workers would run with nice 15: on a busy machine they would never start.
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def _quietly() -> dict[str, Any]:
-    # What a worker prints stays in Ray's own logs; what goes wrong comes back as an exception.
+    # What a worker prints stays in Ray's logs; what goes wrong comes back as an exception.
     return {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
 
 
@@ -96,11 +96,11 @@ def _described(*, is_ours: bool) -> Cluster:
 
 
 def _enough(cluster: Cluster, n_workers: int | None) -> Cluster:
-    """Ray would wait for more machines, without end and without a word."""
+    """The cluster, if it has enough CPUs: Ray would wait for more machines without end."""
     if cluster.n_cpus < (n_workers or 1):
         raise ValueError(
             f"the Ray cluster at {cluster.address} has {cluster.n_cpus} CPUs, and "
-            f"{n_workers or 1} workers were asked for: ask for fewer, or add machines to it first"
+            f"{n_workers or 1} workers were requested: use fewer, or add machines to it first"
         )
     return cluster
 
@@ -109,7 +109,7 @@ def _reachable(address: str) -> str:
     """The address as HOST:PORT, or a ValueError if no cluster answers there."""
     if address.startswith("ray://"):
         raise ValueError(
-            f"{address} is for Ray's client, which runs no data sets: run this command on a "
+            f"{address} is for Ray's client, which cannot do this: run this command on a "
             "machine of the cluster, and give HOST:PORT of its head, or auto"
         )
     found = _of_this_machine() if address == "auto" else address
@@ -139,7 +139,7 @@ def _greet(host: str, port: int) -> None:
     """An OSError unless something answers that speaks Ray's protocol."""
     with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "1":
-            return  # it is there, and would only talk to Ray
+            return  # it is there, and would answer only Ray
         connection.settimeout(SECONDS_TO_ANSWER)
         connection.sendall(_GREETING)
         answer = b""

@@ -1,38 +1,44 @@
-"""Verbs that make and judge models: demo, evaluate, compare, recipes; `train` has its own file."""
+"""Verbs about models and settings: demo, evaluate, compare, recipes, models, settings."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from bert4rec.cli.console import (
-    Overrides,
+    describe,
     errors,
+    exit_interrupted,
     output,
+    print_next,
+    print_outcome,
     progress_bar,
     say,
-    stopped,
 )
-from bert4rec.cli.shown import describe, next_commands, show_outcome
-
-if TYPE_CHECKING:
-    from bert4rec.data.sequences import Sequences
+from bert4rec.cli.options import (
+    ConfigFile,
+    ModelDirectory,
+    Overrides,
+    PreparedData,
+    Recipe,
+    training_data,
+)
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo"),
 ) -> None:
-    """Train, evaluate and recommend on the embedded data set, within two minutes."""
+    """Train, evaluate and recommend on the embedded data set, in two minutes."""
     from rich.table import Table
 
     from bert4rec.config import load_config
     from bert4rec.data.demo import best_possible
     from bert4rec.data.sources import open_data
     from bert4rec.pipeline import train_recommender
-    from bert4rec.training.loop import Interrupted
+    from bert4rec.training.loop import Interrupted  # bert4rec.interrupts from the merge on
 
     sequences = open_data("demo", say=say)
     describe(sequences)
@@ -48,8 +54,8 @@ def demo(
             )
     except Interrupted:
         again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
-        raise stopped(out, again) from None
-    show_outcome(outcome, out)
+        raise exit_interrupted(out, again) from None
+    print_outcome(outcome, out)
     best = best_possible()
     output.print(
         f"The best possible on this data, knowing how it was made: "
@@ -66,9 +72,9 @@ def demo(
         table.add_row(str(place), found.title, f"{found.probability:.1%}")
     output.print(table)
     ids = ",".join(str(raw) for raw in watched)
-    next_commands(
+    print_next(
         ["recommend", out, "--history", ids],
-        ["explain", out, "--history", ids, "--item", found.item],
+        ["explain", out, found.item, "--history", ids],
         ["compare", out / "baselines" / "markov", out],
         ["serve", out, "--compare", out / "baselines" / "markov", "--open"],
         ["train", "your_clicks.csv"],
@@ -76,13 +82,10 @@ def demo(
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Directory of a trained model.")],
-    data: Annotated[
-        str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
-    ] = None,
-    questions: Annotated[
-        Literal["test", "validation"],
-        typer.Option("--on", help="Which held-out items to ask about."),
+    model: ModelDirectory,
+    data: PreparedData = None,
+    held_out: Annotated[
+        Literal["test", "validation"], typer.Option("--on", help="Which held-out items to rank.")
     ] = "test",
     overrides: Overrides = None,
     out: Annotated[
@@ -93,23 +96,24 @@ def evaluate(
 
     For example --set evaluation.exclude_seen=false --set evaluation.ks=[10,50]
     """
-    from bert4rec.config import override_config
+    from bert4rec.config import override_config, resolve
     from bert4rec.evaluation.report import metric_table
-    from bert4rec.pipeline import evaluate_questions, save_evaluation, split_of
+    from bert4rec.pipeline import evaluate_held_out, save_evaluation, split_of
     from bert4rec.recommender import Recommender
 
     recommender = Recommender.load(model)
-    settings = override_config(recommender.config, overrides or ())
+    changed = override_config(recommender.config, overrides or ())
+    settings = resolve(changed, len(recommender.vocabulary))
     if settings != recommender.config.model_copy(update={"evaluation": settings.evaluation}):
         raise ValueError("--set: only settings of the section `evaluation` can change here")
     sequences = training_data(recommender.about, data)
     split = split_of(recommender, sequences)
-    if questions == "validation" and recommender.config.training.on_validation:
+    if held_out == "validation" and recommender.config.training.on_validation:
         say("this model was trained on the validation items: these figures say nothing about it")
     with progress_bar("evaluating") as update:
-        asked = split.test if questions == "test" else split.validation
-        result = evaluate_questions(recommender.model, asked, split, settings, update)
-    output.print(metric_table(result, f"{model}, {questions} items"))
+        chosen = split.test if held_out == "test" else split.validation
+        result = evaluate_held_out(recommender.model, chosen, split, settings, update)
+    output.print(metric_table(result, f"{model}, {held_out} items"))
     if out is not None:
         save_evaluation(result, sequences, out)
         say(f"saved to {out}")
@@ -126,7 +130,7 @@ def compare(
         Literal["full", "popularity", "uniform"], typer.Option(help="Which ranks to compare.")
     ] = "full",
 ) -> None:
-    """Is run B better than run A? Paired bootstrap over the users that both were asked about."""
+    """Is run B better than run A? Paired bootstrap over the users that both were evaluated on."""
     from bert4rec.evaluation.compare import compare as compare_runs
     from bert4rec.evaluation.report import comparison_table
 
@@ -137,7 +141,7 @@ def compare(
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None,
 ) -> None:
-    """List the ready-made settings, or show one as TOML, a start for your own --config file."""
+    """List the recipes, or show one as TOML, to start your own --config file from."""
     from bert4rec.config import recipe_names, recipe_text
 
     if name is None:
@@ -149,46 +153,34 @@ def recipes(
 
 
 def models() -> None:
-    """List the models, for model.name in a --config file; recipes use them with good settings."""
+    """List the models, for model.name in a --config file."""
     from rich.markup import escape
     from rich.table import Table
 
-    from bert4rec.models import LEARNED, MODELS
+    from bert4rec.models import MODELS
 
-    table = Table("model", "what it is", "trained on", "strangers", box=None)
-    for name, model in MODELS.items():
-        task = LEARNED[name].task if name in LEARNED else "one pass"
+    table = Table("model", "what it is", "objectives", "unknown users", box=None)
+    for name in MODELS:
+        model = MODELS[name]
+        objectives = ", ".join(model.objectives) or "fitted in one pass"
         about = (sys.modules[model.__module__].__doc__ or "").strip().splitlines()[0]
-        strangers = "no: known users only" if model.needs_known_user else "yes"
-        table.add_row(name, escape(about), task, strangers)
+        unknown_users = "no" if model.needs_known_user else "yes"
+        table.add_row(name, escape(about), objectives, unknown_users)
     output.print(table)
 
 
-def settings() -> None:
-    """List every setting with its default and meaning, for --set and --config."""
+def settings(
+    recipe: Recipe = "default", config: ConfigFile = None, overrides: Overrides = None
+) -> None:
+    """List every setting of a run with its value and meaning, for --set and --config."""
     from rich.table import Table
 
-    from bert4rec.config import setting_descriptions
+    from bert4rec.config import load_config, setting_descriptions
 
-    table = Table("setting", "default", "meaning", box=None)
-    for name, default, meaning in setting_descriptions():
-        table.add_row(name, default, meaning)
+    table = Table("setting", "value", "meaning", box=None)
+    for name, value, meaning in setting_descriptions(load_config(recipe, config, overrides or ())):
+        table.add_row(name, value, meaning)
     output.print(table)
-
-
-def training_data(about: dict[str, object], named: str | None) -> Sequences:
-    """The prepared data of a model: where it was at training time, or where the user says."""
-    from bert4rec.data.sequences import Sequences
-
-    facts = about["data"]
-    assert isinstance(facts, dict)
-    place = named or facts["directory"]
-    if place is None or not (Path(place) / "meta.json").is_file():
-        raise ValueError(
-            f"the prepared data of this model is not at {place}: run `bert4rec data prepare` on "
-            f"{facts['source']} with the same filters and pass its folder with --data"
-        )
-    return Sequences.load(place)
 
 
 def add_to(app: typer.Typer) -> None:

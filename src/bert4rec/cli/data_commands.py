@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from bert4rec.cli.console import ConfigFile, Overrides, Recipe, output, progress_bar
+from bert4rec.cli.console import output, progress_bar
+from bert4rec.cli.options import ConfigFile, Overrides, Recipe
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 app = typer.Typer(help="Audit, prepare and download data.", no_args_is_help=True)
@@ -65,7 +66,7 @@ def prepare(
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
-        from bert4rec.cluster import connect
+        from bert4rec.distributed.cluster import connect
         from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
 
         if threads is not None:

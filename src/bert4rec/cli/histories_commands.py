@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from bert4rec.cli.console import output, progress_bar, say, shown
+from bert4rec.cli.console import output, progress_bar, say, printable
 from bert4rec.cli.table_options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def list_users(
     for column in ("user", "events", "last active (UTC)"):
         table.add_column(column, justify="right" if column == "events" else "left")
     for each in users:
-        table.add_row(shown(each.user), f"{each.n_events:,}", _moment(each.last_time))
+        table.add_row(printable(each.user), f"{each.n_events:,}", _moment(each.last_time))
     output.print(table)
     if len(users) == limit:
         say(f"the first {limit}; --limit shows more, --query searches")
