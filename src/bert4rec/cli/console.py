@@ -12,24 +12,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from bert4rec.cli.options import (  # removed at the merge, with __all__ below
-    TABLE,
-    ConfigFile,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
-    Items,
-    OnBadRows,
-    Overrides,
-    RatingColumn,
-    Recipe,
-    SortMemory,
-    TimeColumn,
-    UserColumn,
-    refuse_given,
-)
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -115,23 +97,3 @@ def _baseline_table(outcome: Outcome) -> Table:
     for name, evaluation in models.items():
         table.add_row(name, *(figure(evaluation.value(m, p)) for p, m in columns))
     return table
-
-
-shown, stopped = printable, exit_interrupted  # removed at the merge
-__all__ = [
-    "TABLE",
-    "ConfigFile",
-    "Delimiter",
-    "Encoding",
-    "Header",
-    "ItemColumn",
-    "Items",
-    "OnBadRows",
-    "Overrides",
-    "RatingColumn",
-    "Recipe",
-    "SortMemory",
-    "TimeColumn",
-    "UserColumn",
-    "refuse_given",
-]  # removed at the merge

@@ -20,10 +20,13 @@ from bert4rec.cli.console import (
 )
 from bert4rec.cli.options import (
     ConfigFile,
+    Latex,
+    Markdown,
     ModelDirectory,
     Overrides,
     PreparedData,
     Recipe,
+    text_format,
     training_data,
 )
 
@@ -129,13 +132,19 @@ def compare(
     protocol: Annotated[
         Literal["full", "popularity", "uniform"], typer.Option(help="Which ranks to compare.")
     ] = "full",
+    latex: Latex = False,
+    markdown: Markdown = False,
 ) -> None:
     """Is run B better than run A? Paired bootstrap over the users that both were evaluated on."""
     from bert4rec.evaluation.compare import compare as compare_runs
-    from bert4rec.evaluation.report import comparison_table
+    from bert4rec.evaluation.report import comparison_table, comparison_text
 
+    printed = text_format(latex, markdown)
     comparison = compare_runs(run_a, run_b, metrics or ("HR@10", "NDCG@10", "MRR"), protocol)
-    output.print(comparison_table(comparison))
+    if printed is None:
+        output.print(comparison_table(comparison))
+    else:
+        typer.echo(comparison_text(comparison).to_text(printed), nl=False)
 
 
 def recipes(

@@ -101,3 +101,14 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 def split_ids(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+Latex = Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+
+
+def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | None:
+    """How to print a table instead of drawing it in the terminal."""
+    if latex and markdown:
+        raise ValueError("--latex and --markdown: choose one")
+    return "latex" if latex else "markdown" if markdown else None

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bert4rec.cli.console import progress_bar, say
-from bert4rec.cli.options import TABLE, Delimiter, Encoding, Header, ItemColumn, Items, OnBadRows, RatingColumn, SortMemory, TimeColumn, UserColumn
+from bert4rec.cli.options import (
+    TABLE,
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    Items,
+    OnBadRows,
+    RatingColumn,
+    SortMemory,
+    TimeColumn,
+    UserColumn,
+)
 
 if TYPE_CHECKING:
     from bert4rec.data.filters import DataSettings

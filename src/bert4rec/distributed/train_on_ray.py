@@ -20,10 +20,10 @@ from rich.console import Console
 
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import connect
+from bert4rec.distributed.torch_process_group import LONGEST_WAIT, joined
 from bert4rec.distributed.torchrun import failure_of, forget_failure, remember_failure
 from bert4rec.interrupts import Interrupted
 from bert4rec.training.process_group import ProcessGroup
-from bert4rec.distributed.torch_process_group import LONGEST_WAIT, joined
 
 MOST_RESTARTS = 3
 OUTPUT = "said.txt"  # what the first worker prints, for the command that waits

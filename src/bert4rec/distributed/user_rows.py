@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from bert4rec.data.database import as_column, connect, quoted
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.data.splits import Spans
-from bert4rec.scoring import HISTORIES_AT_ONCE, Ranking
 from bert4rec.recommender import Recommender, Retrieval
+from bert4rec.scoring import HISTORIES_AT_ONCE, Ranking
 
 CHUNK = HISTORIES_AT_ONCE  # users held in memory at a time
 

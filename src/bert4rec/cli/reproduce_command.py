@@ -1,4 +1,4 @@
-"""The verb that runs published tables again and says pass or miss."""
+"""`bert4rec reproduce`: run published tables again and judge them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import (
-    Overrides,
-    errors,
-    output,
-    progress_bar,
-    refuse_given,
-    say,
-    stopped,
-)
-from bert4rec.cli.shown import next_commands
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
+from bert4rec.cli.options import Latex, Markdown, Overrides, refuse_given, text_format, training_data
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
+    from bert4rec.evaluation.text_tables import TextFormat
     from bert4rec.lab.claims import Reproduction
     from bert4rec.lab.contenders import Contender
 
@@ -30,46 +23,47 @@ def reproduce(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(help="Which one; a TOML file of your own too. Without it, list them."),
+        typer.Argument(help="A reproduction, or a TOML file of your own; without it, list them."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data, if it is not to be downloaded by its name.")
+        str | None, typer.Option(help="The data, instead of downloading it by its name.")
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="Most training time of one run, as in 90s, 20m or 1h30m.")
+        str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")
     ] = "20m",
-    seeds: Annotated[int, typer.Option(help="Runs of each model; they differ by chance.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory. [default: runs/reproduce/NAME]")
     ] = None,
     models: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these contenders, with commas; may be repeated."),
+        list[str] | None, typer.Option(help="Only these contenders, separated by commas.")
     ] = None,
     overrides: Overrides = None,
     judge_only: Annotated[
-        bool, typer.Option("--judge-only", help="Run nothing; judge what is there.")
+        bool, typer.Option("--judge-only", help="Run nothing; judge the runs that are there.")
     ] = False,
     overwrite: Annotated[
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace what is there of these models. If it is of other data, or with other "
-            "settings of data or evaluation, all is begun anew; the runs move to lab/runs.old.",
+            help="Replace the runs of these models. With other data or settings of data or "
+            "evaluation, begin anew; the runs move to lab/runs.old.",
         ),
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a model failed.")
+        bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a run failed.")
     ] = False,
     model: Annotated[
         Path | None,
         typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one."),
     ] = None,
+    latex: Latex = False,
+    markdown: Markdown = False,
 ) -> None:
-    """Run a published table again and hold every figure against ours: pass or miss.
+    """Run a published table again and compare every figure with ours: pass or miss.
 
-    Give the same command again to go on after an interruption. A miss is a result, not an error:
-    the exit code is 0 unless --strict is given.
+    Repeat the command to resume it. A miss is a result, not an error: the exit code is 0 unless
+    --strict is given.
     """
     if name is None:
         refuse_given(context, "no name of a reproduction", but=("budget",))
@@ -77,6 +71,7 @@ def reproduce(
         return
     from bert4rec.lab.claims import load_reproduction
 
+    printed = text_format(latex, markdown)
     reproduction = load_reproduction(name)
     out = out or Path("runs/reproduce") / reproduction.name
     if model is not None:
@@ -87,17 +82,35 @@ def reproduce(
             raise typer.Exit(EXIT_MISSED)
         return
     if judge_only:
-        refuse_given(context, "--judge-only", but=("name", "judge_only", "out", "strict"))
+        but = ("name", "judge_only", "out", "strict", "latex", "markdown")
+        refuse_given(context, "--judge-only", but=but)
     else:
-        _run(reproduction, data, budget, seeds, out, models, overrides, overwrite)
-    _judge(reproduction, out, strict)
+        from bert4rec.interrupts import Interrupted
+        from bert4rec.lab.budget import parse_budget
+        from bert4rec.lab.claims import contenders_of, reproduction_names
+        from bert4rec.lab.contenders import split_names
+        from bert4rec.lab.lab_directory import LabTerms
+        from bert4rec.lab.run_lab import run_lab
+
+        own = reproduction.name
+        source = own if own in reproduction_names() else f"{own}.toml"
+        data_name = Path(data or reproduction.data).name
+        terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, source)
+        contenders = contenders_of(reproduction, split_names(models), overrides or ())
+        sequences = _open(reproduction, data, contenders)
+        try:
+            run_lab(out / "lab", sequences, contenders, terms, errors)
+        except Interrupted:
+            raise exit_interrupted(out) from None
+    if _is_missed(reproduction, out, printed) and strict:
+        raise typer.Exit(EXIT_MISSED)
 
 
 def _list(budget: str) -> None:
     from bert4rec.data.public import DATASETS
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.claims import load_reproduction, reproduction_names
-    from bert4rec.lab.words import duration
+    from bert4rec.lab.report_text import duration
 
     minutes = parse_budget(budget)
     for name in reproduction_names():
@@ -109,46 +122,11 @@ def _list(budget: str) -> None:
             f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True
         )
     output.print(
-        "\nThe data is downloaded from its publisher when it is not there, or named with --data. "
-        "Budgets are for training; a model that has learned all it can stops earlier.",
+        "\nThe data is downloaded from its publisher, or named with --data. Budgets are for "
+        "training; a model that has stopped improving ends earlier.",
         highlight=False,
     )
-    next_commands(["reproduce", "table-3-ml-1m", "--budget", "20m"])
-
-
-def _run(
-    reproduction: Reproduction,
-    data: str | None,
-    budget: str,
-    seeds: int,
-    out: Path,
-    models: list[str] | None,
-    overrides: list[str] | None,
-    overwrite: bool,
-) -> None:
-    from bert4rec.lab.budget import parse_budget
-    from bert4rec.lab.contenders import split_names
-    from bert4rec.lab.reproduce import contenders_of, run_reproduction
-
-    minutes = parse_budget(budget)
-    contenders = contenders_of(reproduction, split_names(models), overrides or ())
-    sequences = _open(reproduction, data, contenders)
-    from bert4rec.lab.run import Stopped
-
-    try:
-        run_reproduction(
-            reproduction,
-            contenders,
-            sequences,
-            out,
-            errors,
-            data_name=Path(data or reproduction.data).name,
-            n_seeds=seeds,
-            minutes=minutes,
-            overwrite=overwrite,
-        )
-    except Stopped:
-        raise stopped(out) from None
+    print_next(["reproduce", "table-3-ml-1m", "--budget", "20m"])
 
 
 def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:
@@ -172,31 +150,35 @@ def _open(reproduction: Reproduction, data: str | None, contenders: list[Contend
         ) from error
 
 
-def _judge(reproduction: Reproduction, out: Path, strict: bool) -> None:
-    from bert4rec.lab.reproduce import write_judgement
-    from bert4rec.lab.reproduction_report import remarks, summary, terminal_tables
+def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None) -> bool:
+    """Judge the runs, print the verdicts, and draw the attention maps of figure-2."""
+    from bert4rec.lab.judgement import remarks, terminal_table, to_text, write_judgement
 
     judgement = write_judgement(reproduction, out)
-    for table in terminal_tables(judgement):
-        output.print(table)
+    if printed is not None:
+        typer.echo(to_text(judgement, printed), nl=False)
+        return judgement.is_missed
+    if judgement.claims:
+        output.print(terminal_table(judgement))
     for line in remarks(judgement):
         output.print(f"* {line}", markup=False, highlight=False, soft_wrap=True)
-    output.print(f"{summary(judgement)}.", markup=False, highlight=False)
-    is_missed = bool(judgement.failed) or "miss" in judgement.verdicts
+    output.print(f"{judgement.summary}.", markup=False, highlight=False)
+    is_missed = judgement.is_missed
     if reproduction.attention_positions is not None:
         run = out / "lab" / "runs" / reproduction.contenders[0].name / "seed-0"
         if (run / "manifest.json").exists():
             is_missed |= not _draw_attention(reproduction, run, None, out)
-    output.print(f"Written to {out / 'reproduction.md'} and .json", markup=False, soft_wrap=True)
-    next_commands(["lab", "--report-only", "--out", out / "lab"])
-    if strict and is_missed:
-        raise typer.Exit(EXIT_MISSED)
+    output.print(f"Written to {out / 'reproduction.json'}", markup=False, soft_wrap=True)
+    print_next(
+        ["lab", "--report-only", "--out", out / "lab"],
+        ["reproduce", reproduction.name, "--judge-only", "--out", out, "--markdown"],
+    )
+    return is_missed
 
 
 def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out: Path) -> bool:
-    """True if what the paper reads out of its figure holds here too."""
-    from bert4rec.cli.models import training_data
-    from bert4rec.lab.attention_maps import average_attention, write_maps
+    """True if what the paper reads from its figure holds here too."""
+        from bert4rec.lab.reproduction_figures import average_attention, write_maps
     from bert4rec.pipeline import split_of
     from bert4rec.recommender import Recommender
 

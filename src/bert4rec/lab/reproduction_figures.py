@@ -1,16 +1,18 @@
-"""Where the heads look: attention averaged over many histories, as in the paper's Figure 2.
+"""The figures of a reproduction: curves over a setting, and where the heads attend (Figure 2).
 
-Histories have different lengths, so positions are counted from the end: the last one is `[MASK]`,
-the one before it the most recent item. Every matrix is computed over the whole history that the
-model reads, where its rows sum to 1, and only then cut to the last positions.
+Attention is averaged over many histories. They have different lengths, so positions are counted
+from the end: the last one is `[MASK]`, the one before it the most recent item. Every matrix is
+computed over the whole history that the model reads, where its rows sum to 1, and only then cut to
+the last positions.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +20,13 @@ from numpy.typing import NDArray
 
 from bert4rec.data.splits import Spans
 from bert4rec.durable import new_file, write_file
+from bert4rec.lab.lab_result import MeanEstimate
 from bert4rec.models import Model
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.threads import WorkerThreads
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AT_ONCE = 64  # histories
 N_USERS = 2000  # at most; more change the averages by less than a picture shows
@@ -28,26 +34,26 @@ N_USERS = 2000  # at most; more change the averages by less than a picture shows
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """`weights` (layers, heads, n, n): row i is how much position i looks at each position."""
+    """`weights` (layers, heads, n, n): row i is how much position i attends to each position."""
 
     weights: NDArray[np.float64]
     n_users: int
 
     def to_the_left(self) -> NDArray[np.float64]:
-        """(layers, heads): of what looks at other positions, the share that looks at older ones."""
+        """(layers, heads): of the attention to other positions, the share to older ones."""
         older = np.tril(self.weights, -1).sum((2, 3))
         newer = np.triu(self.weights, 1).sum((2, 3))
         share: NDArray[np.float64] = older / (older + newer)
         return share
 
     def to_recent(self) -> NDArray[np.float64]:
-        """(layers, heads): of `[MASK]`'s look at the items here, the share of the newer half."""
-        looks = self.weights[:, :, -1, :-1]
-        newer = looks[:, :, looks.shape[2] // 2 :].sum(2)
+        """(layers, heads): of the attention of `[MASK]` to items, the share of the newer half."""
+        to_items = self.weights[:, :, -1, :-1]
+        newer = to_items[:, :, to_items.shape[2] // 2 :].sum(2)
         # With an odd number of items the middle one counts half.
-        if looks.shape[2] % 2:
-            newer = newer - looks[:, :, looks.shape[2] // 2] / 2
-        share: NDArray[np.float64] = newer / looks.sum(2)
+        if to_items.shape[2] % 2:
+            newer = newer - to_items[:, :, to_items.shape[2] // 2] / 2
+        share: NDArray[np.float64] = newer / to_items.sum(2)
         return share
 
     def facts(self) -> dict[str, Any]:
@@ -60,10 +66,10 @@ class AttentionMaps:
             "share_to_the_left": np.round(left, 4).tolist(),
             "share_of_the_newer_half": np.round(recent, 4).tolist(),
             "claims": {
-                "in the first layer, some heads look to the left and others to the right": bool(
+                "in the first layer, some heads attend to the left and others to the right": bool(
                     left[0].min() < 0.5 < left[0].max()
                 ),
-                "in the last layer, [MASK] looks at recent items more than at older ones": bool(
+                "in the last layer, [MASK] attends to recent items more than to older ones": bool(
                     recent[-1].mean() > 0.5
                 ),
             },
@@ -105,20 +111,43 @@ def average_attention(
         return AttentionMaps(np.sum(workers.map(summed, parts), axis=0) / n, n)
 
 
+@dataclass(frozen=True)
+class CurvePoint:
+    """NDCG@10 of a contender at an x-value of a curve."""
+
+    at: float
+    ours: MeanEstimate
+    published: float | None
+
+
+def write_curve(points: Sequence[CurvePoint], x_label: str, y_label: str, out: Path) -> None:
+    """NDCG@10 with its interval over the setting that was varied, as `curve.svg` and `.png`."""
+    picture = _new_picture(6, 3.6)
+    axes = picture.subplots()
+    at, ours = [point.at for point in points], [point.ours for point in points]
+    axes.plot(at, [each.value for each in ours], marker="o", label="ours, with 95 % interval")
+    for x, each in zip(at, ours, strict=True):
+        if each.low is not None and each.high is not None:
+            axes.vlines(x, each.low, each.high)
+    if known := [(point.at, point.published) for point in points if point.published is not None]:
+        axes.plot(*zip(*known, strict=True), "x", color="black", label="published")
+    if max(at) >= 8 * min(at):
+        axes.set_xscale("log", base=2)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_xticks(at, [f"{each:g}" for each in at])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    _save(picture, out, "curve")
+
+
 def write_maps(maps: AttentionMaps, out: Path) -> None:
     """`attention.json`, `attention.svg` and `attention.png`."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("matplotlib draws the maps: pip install 'bert4rec[lab]'") from None
-    out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "attention.json", json.dumps(maps.facts(), indent=1) + "\n")
     layers, heads, n, _ = maps.weights.shape
     names = [*(str(i - n + 1) for i in range(n - 1)), "[MASK]"]
     size = 1.4 + 0.16 * n
-    picture = Figure(figsize=(heads * size + 0.8, layers * size), layout="constrained")
-    FigureCanvasAgg(picture)
+    picture = _new_picture(heads * size + 0.8, layers * size)
     grid = picture.subplots(layers, heads, squeeze=False)
     for layer in range(layers):
         for head in range(heads):
@@ -128,8 +157,22 @@ def write_maps(maps: AttentionMaps, out: Path) -> None:
             axes.set_xticks(range(n), names, rotation=90, fontsize=6)
             axes.set_yticks(range(n), names, fontsize=6)
             picture.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=6)
-    picture.supxlabel("looked at (items counted back from [MASK])", fontsize=8)
-    picture.supylabel("looking", fontsize=8)
-    for name in ("attention.svg", "attention.png"):
-        with new_file(out / name) as path:
-            picture.savefig(path, format=name.rpartition(".")[2], dpi=150)
+    picture.supxlabel("attended position (items counted back from [MASK])", fontsize=8)
+    picture.supylabel("query position", fontsize=8)
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "attention.json", json.dumps(maps.facts(), indent=1) + "\n")
+    _save(picture, out, "attention")
+
+
+def _new_picture(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("matplotlib is needed: pip install 'bert4rec[lab]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(picture: Figure, out: Path, name: str) -> None:
+    for kind in ("svg", "png"):
+        with new_file(out / f"{name}.{kind}") as path:
+            picture.savefig(path, format=kind, dpi=150)

@@ -1,8 +1,8 @@
-"""What a lab found, as `report.json` keeps it: aggregates only.
+"""What a lab found, as `report.json` stores it: aggregates only.
 
-A committed report must not hold rows of licensed data, so nothing in here is about one user or
-one item. Whatever a report shows is computed before it comes here, so that a report can be
-written again from `report.json` alone, years after the runs were deleted.
+A committed report must not hold rows of licensed data, so nothing here is about one user or one
+item. Everything that a report shows is computed before, so that `report.json` alone is enough to
+write it again years after the runs were deleted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ REPORTED = ("HR@1", "HR@5", "HR@10", "HR@20", "NDCG@5", "NDCG@10", "NDCG@20", "M
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A mean over users, and its 95 % interval over users where it is known."""
+class MeanEstimate:
+    """A mean over users, with its 95 % interval over users where that is known."""
 
     value: float
     low: float | None
@@ -28,7 +28,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Difference:
+class DifferenceToBest:
     """A model minus the best one, paired by user; the interval is not corrected, `holm_p` is."""
 
     value: float
@@ -39,8 +39,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What one run took; None is not known, or does not apply (a counted model has no epochs)."""
+class RunCost:
+    """What one run took; None is unknown or does not apply (a counted model has no epochs)."""
 
     training_seconds: float | None = None
     epochs: float | None = None
@@ -52,8 +52,8 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Validation:
-    """A point of a learning curve."""
+class CurveValidation:
+    """One validation: a point of a learning curve."""
 
     stage: str
     epoch: int
@@ -64,12 +64,15 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Bin:
+class UserBin:
     """Users whose number (history length, or training count of the target) is in low..high."""
 
     low: int
     high: int
     n_users: int
+
+    def __str__(self) -> str:
+        return f"{self.low:,}" if self.low == self.high else f"{self.low:,}–{self.high:,}"
 
 
 @dataclass(frozen=True)
@@ -78,24 +81,24 @@ class ModelResult:
 
     name: str
     title: str
-    settings: dict[str, Any]  # what differs from the model's defaults
+    settings: dict[str, Any]  # that differ from the model's defaults
     seeds: tuple[int, ...]
-    is_without_chance: bool  # counted: every seed gives the same model, so one was run
-    figures: dict[str, dict[str, Figure]]  # protocol -> metric; users' means over seeds
-    seed_figures: dict[str, dict[str, tuple[Figure, ...]]]  # the same for each seed
-    costs: tuple[Cost, ...]  # by seed
-    curves: tuple[tuple[Validation, ...], ...]  # by seed; empty for counted models
+    is_deterministic: bool  # every seed gives the same model, so one was run
+    figures: dict[str, dict[str, MeanEstimate]]  # protocol -> metric; users' means over seeds
+    seed_figures: dict[str, dict[str, tuple[MeanEstimate, ...]]]  # the same by seed
+    costs: tuple[RunCost, ...]  # by seed
+    curves: tuple[tuple[CurveValidation, ...], ...]  # by seed; empty for counted models
     hit_rates: tuple[float, ...]  # HR@1, HR@2, … under full ranking
     by_history_length: tuple[float, ...]  # NDCG@10 in each of `LabResult.history_bins`
     by_popularity: tuple[float, ...]  # NDCG@10 in each of `LabResult.popularity_bins`
-    differences: dict[str, Difference]  # to the best model; empty for the best itself
+    differences: dict[str, DifferenceToBest]  # by metric; empty for the best model itself
 
     @property
-    def score(self) -> Figure:
+    def score(self) -> MeanEstimate:
         return self.figures[FULL][RANKED_BY]
 
     def seed_range(self, metric: str, protocol: str = FULL) -> tuple[float, float] | None:
-        """Lowest and highest mean of a seed; None when there is one seed only."""
+        """Lowest and highest mean of a seed; None with one seed."""
         values = [figure.value for figure in self.seed_figures[protocol][metric]]
         return (min(values), max(values)) if len(values) > 1 else None
 
@@ -104,17 +107,10 @@ class ModelResult:
         return sum(known) / len(known) if known else None
 
     @property
-    def has_epochs(self) -> bool:
-        """Was it trained, rather than fitted in one go? Only then a budget means something."""
-        return any(cost.epochs is not None for cost in self.costs)
-
-    @property
     def budget_minutes(self) -> float | None:
-        """The longest that any seed was given; None for a model without epochs."""
-        if not self.has_epochs:
-            return None
-        known = [c.budget_minutes for c in self.costs if c.budget_minutes is not None]
-        return max(known, default=None)
+        """The largest budget of any seed; None for a model without epochs, which needs none."""
+        known = [c.budget_minutes for c in self.costs if c.epochs is not None]
+        return max((each for each in known if each is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -128,20 +124,20 @@ class MissingRun:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What was typed to have a model in the lab."""
+class PlannedModel:
+    """What to type to run a model of the lab."""
 
-    source: str  # a recipe, the name of a settings file, or a contender of a reproduction
-    overrides: tuple[str, ...]  # `section.key=value`, each given with --set
+    source: str  # a recipe, the name of a TOML file, or a contender of a reproduction
+    overrides: tuple[str, ...]  # `section.key=value`, for --set
     budget_minutes: float | None
 
 
 @dataclass(frozen=True)
-class Facts:
-    """`lab.json`: what was run, on what, where."""
+class LabFacts:
+    """What was run, on what, where."""
 
     data: dict[str, Any]
-    settings: dict[str, Any]  # of data and evaluation, the same for all; what is not the default
+    settings: dict[str, Any]  # of data and evaluation, shared by all, that are not the defaults
     split: str
     models: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -149,21 +145,21 @@ class Facts:
     machine: dict[str, Any]
     versions: dict[str, str]
     created: str
-    plans: dict[str, Planned] = field(default_factory=dict)  # by model
-    reproduction: str | None = None  # that the lab belongs to, as `bert4rec reproduce` takes it
+    plans: dict[str, PlannedModel] = field(default_factory=dict)  # by model
+    reproduction: str | None = None  # which one the lab belongs to, if any
 
 
 @dataclass(frozen=True)
 class LabResult:
     """Models are sorted by full-ranking NDCG@10, the best first."""
 
-    facts: Facts
+    facts: LabFacts
     protocols: tuple[str, ...]
     n_users: int
     n_negatives: int | None
     n_resamples: int
-    history_bins: tuple[Bin, ...]
-    popularity_bins: tuple[Bin, ...]
+    history_bins: tuple[UserBin, ...]
+    popularity_bins: tuple[UserBin, ...]
     models: tuple[ModelResult, ...]
     missing: tuple[MissingRun, ...]
     format_version: int = FORMAT_VERSION
@@ -183,18 +179,14 @@ class LabResult:
     def from_json(cls, text: str) -> Self:
         from pydantic import TypeAdapter, ValidationError
 
+        again = "write it again with `bert4rec lab`"
         try:
             found = TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise ValueError(
-                f"this is not a lab report ({place}: {first['msg']}): write it again with "
-                "`bert4rec lab`"
-            ) from None
+            raise ValueError(f"not a lab report ({error.errors()[0]['msg']}): {again}") from None
         if found.format_version != FORMAT_VERSION:
             raise ValueError(
                 f"the lab report has format version {found.format_version}, this program reads "
-                f"{FORMAT_VERSION}: write it again with `bert4rec lab`"
+                f"{FORMAT_VERSION}: {again}"
             )
         return found

@@ -1,4 +1,4 @@
-"""The verb that looks for better settings."""
+"""`bert4rec tune`: search for better settings of one model."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import (
-    ConfigFile,
-    Recipe,
-    errors,
-    output,
-    stopped,
-)
-from bert4rec.cli.shown import next_commands
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next
+from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe
 from bert4rec.cli.table_options import TableOptions, reads_a_table
-from bert4rec.cli.train import DATA_HELP
 
 if TYPE_CHECKING:
-    from bert4rec.lab.tuned import Tuned
+    from bert4rec.lab.tuning import TuningResult
 
 
 @reads_a_table
 def tune(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    trials: Annotated[int, typer.Option(help="How many settings to try in all.")] = 30,
+    trials: Annotated[int, typer.Option(help="Number of trials in all.")] = 30,
     budget: Annotated[
-        str, typer.Option(help="Most training time of one trial, as in 90s, 5m or 1h30m.")
+        str, typer.Option(help="Training time per trial, as in 90s, 5m or 1h30m.")
     ] = "5m",
     out: Annotated[Path, typer.Option(help="Directory of the study.")] = Path("runs/tune"),
     recipe: Recipe = "default",
@@ -35,7 +28,7 @@ def tune(
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Fix one setting, as in model.dim=64: it is not tuned. May be repeated."
+            "--set", help="Fix a setting, as in model.dim=64: it is not tuned. May be repeated."
         ),
     ] = None,
     space: Annotated[
@@ -45,16 +38,16 @@ def tune(
     timeout: Annotated[
         str | None, typer.Option(help="Begin no trial after this time, as in 2h.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Fixes which settings are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     *,
     table: TableOptions,
 ) -> None:
-    """Look for better settings of a model on your data, and save them as a recipe.
+    """Search for better settings of a model on your data, and save them as a recipe.
 
-    Only the validation items are looked at, so the test items stay an honest judge. Give the same
-    command again to go on after an interruption, or with more --trials to search on.
+    Trials are judged by the validation items; the test items are not read. Repeat the command to
+    resume it, or with more --trials to search on.
     """
-    from bert4rec.config import load_config
+    from bert4rec.config import load_config, resolve
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import refuse_overrides
 
@@ -64,65 +57,57 @@ def tune(
     minutes = parse_budget(budget)
     timeout_minutes = None if timeout is None else parse_budget(timeout, "--timeout")
     sequences = table.open(data, start.data)
-    from bert4rec.lab import tune as lab_tune
-    from bert4rec.lab.search_space import full_names, space_for
-    from bert4rec.training.settled import settled
-
-    start = settled(start, sequences.n_items)
-    searched = space_for(start, full_names(overrides or ()), space)
+    from bert4rec.interrupts import Interrupted
 
     try:
-        tuned = lab_tune.tune(
-            sequences,
-            start,
-            out,
-            errors,
-            data_name=Path(data).name,
-            space=searched,
-            n_trials=trials,
-            minutes=minutes,
-            timeout_minutes=timeout_minutes,
-            seed=seed,
-        )
-    except lab_tune.Stopped:
-        raise stopped(out) from None
-    _show(tuned, out)
+        from bert4rec.lab import tuning
+        from bert4rec.lab.search_space import space_for
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'bert4rec[lab]'") from None
+    run = resolve(start, sequences.n_items)
+    searched = space_for(run, overrides or (), space)
+    options = tuning.TuningOptions(Path(data).name, trials, minutes, timeout_minutes, seed)
+    try:
+        result = tuning.tune(sequences, run, searched, out, options, errors)
+    except Interrupted:
+        raise exit_interrupted(out) from None
+    _show(result, out)
     best = out / "best.toml"
-    next_commands(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
+    print_next(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
 
 
-def _show(tuned: Tuned, out: Path) -> None:
+def _show(result: TuningResult, out: Path) -> None:
     from rich.table import Table
 
     table = Table(title="The best settings", title_justify="left")
     table.add_column("setting", no_wrap=True)
     for column in ("at the start", "best"):
         table.add_column(column, justify="right")
-    if tuned.importance:
+    if result.importance:
         table.add_column("importance", justify="right")
-    for name, (before, after) in tuned.settings.items():
+    for name, (before, after) in result.settings.items():
         row = [name, _value(before), _value(after)]
-        row += [f"{tuned.importance.get(name, 0):.0%}"] if tuned.importance else []
+        row += [f"{result.importance.get(name, 0):.0%}"] if result.importance else []
         table.add_row(*row)
     output.print(table)
-    n_given_up = tuned.n_given_up
-    given_up = f", {n_given_up} of them not trained to the end" if n_given_up else ""
+    n_incomplete = result.n_incomplete
+    incomplete = f", {n_incomplete} of them pruned or failed" if n_incomplete else ""
     output.print(
-        f"Validation NDCG@10 {tuned.best:.4f}, against {tuned.start:.4f} of the recipe at the "
-        f"start, in {tuned.n_trials} trials{given_up}.",
+        f"Validation NDCG@10 {result.best:.4f}, against {result.start:.4f} of the recipe at the "
+        f"start, in {result.n_trials} trials{incomplete}.",
         highlight=False,
         soft_wrap=True,
     )
-    if tuned.best == tuned.start:
+    if result.best == result.start:
         output.print("No trial was better than the recipe itself: try more --trials.")
     else:
         output.print(
-            "The best of many trials is partly luck: train it to see the test items.",
+            "The best of many trials is partly luck: train it to see its test metrics.",
             highlight=False,
         )
-    if tuned.importance:
+    if result.importance:
         output.print(
-            "Importance: how much each setting tells the good trials from the others (PED-ANOVA).",
+            "Importance: how well a setting separates the good trials from the others (PED-ANOVA).",
             highlight=False,
             soft_wrap=True,
         )
