@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import (
-    Latex,
-    Markdown,
-    Overrides,
-    errors,
-    output,
-    refuse_given,
-    stopped,
-    text_format,
-)
-from bert4rec.cli.shown import next_commands
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next
+from bert4rec.cli.options import DATA_HELP, Latex, Markdown, Overrides, refuse_given, text_format
 from bert4rec.cli.table_options import TableOptions, reads_a_table
-from bert4rec.cli.train import DATA_HELP
 
 if TYPE_CHECKING:
     from bert4rec.evaluation.text_tables import TextFormat
@@ -83,7 +73,7 @@ def lab(
     try:
         run_lab(out, sequences, contenders, terms, errors)
     except Interrupted:
-        raise stopped(out) from None
+        raise exit_interrupted(out) from None
     _report(out, printed)
 
 
@@ -105,7 +95,7 @@ def _report(out: Path, printed: TextFormat | None) -> None:
     if result.models:
         best = result.models[0]
         model = out / "runs" / best.name / f"seed-{best.seeds[0]}"
-        next_commands(
+        print_next(
             ["evaluate", model],
             ["recommend", model, "--users", "all", "--out", "recs.parquet"],
             ["lab", "--report-only", "--out", out, "--markdown"],

@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import (
-    Latex,
-    Markdown,
-    Overrides,
-    errors,
-    output,
-    progress_bar,
-    refuse_given,
-    say,
-    stopped,
-    text_format,
-)
-from bert4rec.cli.shown import next_commands
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
+from bert4rec.cli.options import Latex, Markdown, Overrides, refuse_given, text_format, training_data
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -112,7 +101,7 @@ def reproduce(
         try:
             run_lab(out / "lab", sequences, contenders, terms, errors)
         except Interrupted:
-            raise stopped(out) from None
+            raise exit_interrupted(out) from None
     if _is_missed(reproduction, out, printed) and strict:
         raise typer.Exit(EXIT_MISSED)
 
@@ -137,7 +126,7 @@ def _list(budget: str) -> None:
         "training; a model that has stopped improving ends earlier.",
         highlight=False,
     )
-    next_commands(["reproduce", "table-3-ml-1m", "--budget", "20m"])
+    print_next(["reproduce", "table-3-ml-1m", "--budget", "20m"])
 
 
 def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:
@@ -180,7 +169,7 @@ def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None
         if (run / "manifest.json").exists():
             is_missed |= not _draw_attention(reproduction, run, None, out)
     output.print(f"Written to {out / 'reproduction.json'}", markup=False, soft_wrap=True)
-    next_commands(
+    print_next(
         ["lab", "--report-only", "--out", out / "lab"],
         ["reproduce", reproduction.name, "--judge-only", "--out", out, "--markdown"],
     )
@@ -189,8 +178,7 @@ def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None
 
 def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out: Path) -> bool:
     """True if what the paper reads from its figure holds here too."""
-    from bert4rec.cli.models import training_data
-    from bert4rec.lab.reproduction_figures import average_attention, write_maps
+        from bert4rec.lab.reproduction_figures import average_attention, write_maps
     from bert4rec.pipeline import split_of
     from bert4rec.recommender import Recommender
 

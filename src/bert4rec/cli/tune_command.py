@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import ConfigFile, Recipe, errors, output, stopped
-from bert4rec.cli.shown import next_commands
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next
+from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe
 from bert4rec.cli.table_options import TableOptions, reads_a_table
-from bert4rec.cli.train import DATA_HELP
 
 if TYPE_CHECKING:
     from bert4rec.lab.tuning import TuningResult
@@ -71,10 +70,10 @@ def tune(
     try:
         result = tuning.tune(sequences, run, searched, out, options, errors)
     except Interrupted:
-        raise stopped(out) from None
+        raise exit_interrupted(out) from None
     _show(result, out)
     best = out / "best.toml"
-    next_commands(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
+    print_next(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
 
 
 def _show(result: TuningResult, out: Path) -> None:
