@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from bert4rec.cli import app
 from bert4rec.data.public import DATASETS
 from bert4rec.data.splits import leave_one_out
+from bert4rec.explanation import attention_weights
 from bert4rec.lab.claims import (
     PublishedTraining,
     Reproduction,
@@ -431,7 +432,10 @@ def test_attention_maps_are_means_over_histories_aligned_at_the_mask() -> None:
     histories = leave_one_out(sequences).test.histories
     maps = average_attention(model, histories, 4)
     rows = [row for row in range(len(histories)) if histories.lengths[row] >= 3]
-    cuts = [model.attention(torch.tensor(histories[row].tolist()))[:, :, -4:, -4:] for row in rows]
+    cuts = [
+        attention_weights(model, torch.tensor([histories[row].tolist()[-11:]]))[:, 0, :, -4:, -4:]
+        for row in rows
+    ]
     np.testing.assert_allclose(maps.weights, torch.stack(cuts).mean(0).numpy(), atol=1e-6)
     assert average_attention(model, histories, 4, n_users=3).n_users == 3
     with pytest.raises(ValueError, match="max_len = 12"):
