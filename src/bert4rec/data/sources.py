@@ -46,7 +46,8 @@ def open_data(
     on_download: OnDownload | None = None,
 ) -> Sequences:
     """Prepared sequences; a directory that is prepared already is opened as it is."""
-    settings = (config or DataConfig()).model_dump(exclude={"split", "keep_last"})  # at the merge
+    # "keep_last" is removed here at the merge, when the setting is gone
+    settings = (config or DataConfig()).model_dump(exclude={"split", "keep_last"})
     filters = Filters(**settings)
     if isinstance(source, str | Path) and (Path(source) / "meta.json").is_file():
         sequences = Sequences.load(source)
