@@ -3,39 +3,23 @@
 import io
 
 import numpy as np
+import torch
 from rich.console import Console
 
-from bert4rec.config import Config, load_config
+from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Sequences, Vocabulary
-from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
+from bert4rec.training.setup import build_model
 
-PAPERS = (  # the paper's network and the two stages, at a rate for small data
-    "model.sees=both-sides",
-    "model.init=paper",
-    "model.bias_init=zero",
-    "training.next_item_share=0",
-    "training.loss=cross-entropy",
-    "training.learning_rate=1e-3",
-    "training.epochs=200",
-    "training.patience=15",
-    "second_stage.epochs=60",
-    "second_stage.asks=end",
-    "second_stage.learning_rate=3e-4",
-    "second_stage.patience=10",
-)
-SMALL = (
-    *PAPERS,
-    "model.dim=16",
-    "model.max_len=12",
-    "training.batch_size=16",
-    "training.validation_users=50",
-    "evaluation.bootstrap=50",
-)
+SIZES = {"dim": 16, "max_len": 12}  # of the models that have such
+SMALL = ("training.batch_size=16", "training.validation_users=50")
 
 
-def small_config(*overrides: str) -> Config:
-    return load_config("default", None, [*SMALL, *overrides])
+def small_config(*overrides: str, recipe: str = "bert4rec-2-stage") -> RunConfig:
+    """The paper's network and both of its stages, or another recipe, at a size for small data."""
+    fields = type(load_config(recipe).model).model_fields
+    sizes = [f"model.{name}={size}" for name, size in SIZES.items() if name in fields]
+    return resolve(load_config(recipe, None, [*sizes, *SMALL, *overrides]), n_items=100)
 
 
 def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) -> Sequences:
@@ -72,11 +56,8 @@ def random_histories(seed: int, n_users: int = 40, n_items: int = 30) -> Sequenc
 
 def untrained_recommender(n_items: int = 30, seed: int = 0, spread: float = 1.0) -> Recommender:
     """A model with random weights, large enough to give clearly different scores."""
-    import torch
-
-    torch.manual_seed(seed)
-    config = small_config()
-    model = BERT4Rec(n_items, config.model).eval()
+    config = small_config(f"seed={seed}")
+    model = build_model(config, n_items, n_users=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=spread)

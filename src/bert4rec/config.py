@@ -78,6 +78,8 @@ class EvaluationSettings(Settings):
 
 
 def _parse_model(values: Any) -> Any:
+    if isinstance(values, dict):
+        values = {"name": "bert4rec"} | values
     return _parse_named(values, MODELS, "name", "model", "settings_class")
 
 
@@ -198,7 +200,7 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     if model == "bert4rec":
         second = NextItemStage(bidirectional_prefix=True, epochs=8, learning_rate=1e-3)
         return (NextItemStage(), second)
-    stage: StageSettings = OBJECTIVES[objectives[0]]()
+    stage: StageSettings = OBJECTIVES[objectives[0]].model_validate({})
     return (stage,)
 
 
