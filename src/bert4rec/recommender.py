@@ -38,6 +38,7 @@ from bert4rec.scoring import (
     Request,
     answer_requests,
     item_products,
+    part_read,
     rank_histories,
 )
 from bert4rec.threads import WorkerThreads
@@ -208,7 +209,7 @@ class Recommender:
         known, _ = self.vocabulary.encode(history)
         if not known:
             raise ValueError("history holds no known item: there is nothing to explain")
-        if self.model.max_history == 0:
+        if not part_read(known, self.model):
             raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         return explain_items(
             self.model,
