@@ -200,7 +200,7 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     if model == "bert4rec":
         second = NextItemStage(bidirectional_prefix=True, epochs=8, learning_rate=1e-3)
         return (NextItemStage(), second)
-    stage: StageSettings = OBJECTIVES[objectives[0]].model_validate({})
+    stage = parse_settings(OBJECTIVES[objectives[0]], {}, "stages.0")
     return (stage,)
 
 

@@ -25,6 +25,7 @@ from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives
 from bert4rec.losses.sampled import SHARED_FROM, AmongTargets, InBatch, Sampled, SampledSettings
+from bert4rec.models.initialization import clear_reserved
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.scoring import UNREACHABLE
@@ -346,6 +347,9 @@ class _OwnShard(nn.Module):
         generator = torch.Generator().manual_seed(config.training.seed * 1_000_003 + rank)
         self.items = RowEmbedding(shards.n_own(n_rows), small.settings.dim, sparse=True)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+        if getattr(small.settings, "initialization", None) == "local":
+            with torch.no_grad():
+                clear_reserved(self.items.weight, small.settings.heads)
         rows = torch.arange(rank, n_rows, shards.group.n)
         is_special = rows >= n_items  # PAD and MASK start as in the small model
         with torch.no_grad():
@@ -392,7 +396,7 @@ def check_can_shard(config: RunConfig, n_processes: int) -> None:
             "touches all: add --set loss.name=sampled-softmax"
         )
     is_drawn = isinstance(loss, SampledSettings) and loss.negatives != "in-batch"
-    if is_drawn and loss.n_negatives < SHARED_FROM:
+    if isinstance(loss, SampledSettings) and is_drawn and loss.n_negatives < SHARED_FROM:
         raise ValueError(
             f"training.shard_items and loss.n_negatives = {loss.n_negatives}: the "
             f"queries of a step share their negatives, so draw {SHARED_FROM} or more"
