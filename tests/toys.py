@@ -5,37 +5,22 @@ import io
 import numpy as np
 from rich.console import Console
 
-from bert4rec.config import Config, load_config
+from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
 
-PAPERS = (  # the paper's network and the two stages, at a rate for small data
-    "model.sees=both-sides",
-    "model.init=paper",
-    "model.bias_init=zero",
-    "training.next_item_share=0",
-    "training.loss=cross-entropy",
-    "training.learning_rate=1e-3",
-    "training.epochs=200",
-    "training.patience=15",
-    "second_stage.epochs=60",
-    "second_stage.asks=end",
-    "second_stage.learning_rate=3e-4",
-    "second_stage.patience=10",
-)
 SMALL = (
-    *PAPERS,
     "model.dim=16",
     "model.max_len=12",
     "training.batch_size=16",
     "training.validation_users=50",
-    "evaluation.bootstrap=50",
 )
 
 
-def small_config(*overrides: str) -> Config:
-    return load_config("default", None, [*SMALL, *overrides])
+def small_config(*overrides: str, recipe: str = "bert4rec-2-stage") -> RunConfig:
+    """The paper's network and objective, then a stage of last items; resolved, as a run has it."""
+    return resolve(load_config(recipe, None, [*SMALL, *overrides]), n_items=30)
 
 
 def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) -> Sequences:
@@ -55,7 +40,7 @@ def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) 
 def cycle(n_users: int = 120, n_items: int = 8) -> Sequences:
     """a → b → c → … → a: the next item follows from the last one alone.
 
-    Lengths vary, so that every position that is asked about was trained on.
+    Lengths vary, so that every query position was trained on.
     """
     lengths = [5 + user % 13 for user in range(n_users)]
     histories = [[(user + i) % n_items for i in range(n)] for user, n in enumerate(lengths)]
