@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert4rec.cli.models import training_data
+from bert4rec.cli.options import training_data
 from bert4rec.models.output import InBlocks, Products
 from bert4rec.pipeline import split_of
 from bert4rec.recommender import Recommender

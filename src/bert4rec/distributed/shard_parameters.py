@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bert4rec.distributed.sharded_rows import ShardedRows
+from bert4rec.models.initialization import clear_reserved
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.training.process_group import ProcessGroup
@@ -38,6 +39,9 @@ class ShardParameters(nn.Module):
         self.items = RowEmbedding(shards.n_own(n_rows), small.settings.dim, sparse=True)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + group.rank)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+        if getattr(small.settings, "initialization", None) == "local":
+            with torch.no_grad():
+                clear_reserved(self.items.weight, small.settings.heads)
         rows = torch.arange(group.rank, n_rows, group.n)
         is_special = rows >= len(bias)
         with torch.no_grad():

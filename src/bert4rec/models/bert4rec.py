@@ -37,10 +37,9 @@ class BERT4RecSettings(SequenceModelSettings):
     attention_dropout: Dropout = Field(
         0.0, description="dropout of attention probabilities; rules out the fused kernel on a CPU"
     )
-    initialization: Literal["identity", "paper"] = Field(
-        "identity",
-        description="paper: truncated normal (0.02); identity: attention's values and the head "
-        "start as the identity, [MASK] and positions at zero",
+    initialization: Literal["local", "paper"] = Field(
+        "local",
+        description="paper: truncated normal (0.02); local: attention begins with the item before",
     )
     output_bias: Literal["popularity", "zero"] = Field(
         "popularity", description="what the output bias is before training"
@@ -53,15 +52,22 @@ class BERT4RecSettings(SequenceModelSettings):
     ablation: tuple[Ablation, ...] = Field((), description="parts left out, as in Table 5")
 
     @model_validator(mode="after")
-    def _heads_divide_dim(self) -> Self:
+    def _shapes_fit(self) -> Self:
         if self.dim % self.heads:
             raise ValueError(f"heads = {self.heads} does not divide dim = {self.dim}")
+        if self.initialization == "local" and "positions" in self.ablation:
+            raise ValueError("initialization = local needs positions: use initialization = paper")
+        if self.initialization == "local" and self.dim < 4 * self.heads:
+            raise ValueError(
+                "initialization = local needs heads of 4 dimensions or more: "
+                f"dim = {self.dim} is less than 4 times heads = {self.heads}"
+            )
         return self
 
 
 class BERT4Rec(SequenceModel):
     settings_class = BERT4RecSettings
-    objectives = ("cloze", "last_item", "next_item")
+    objectives: ClassVar[tuple[str, ...]] = ("cloze", "last_item", "next_item")
     has_mask = True
     is_causal: ClassVar[bool] = False  # whether an item sees only those before it
 
@@ -84,8 +90,8 @@ class BERT4Rec(SequenceModel):
         self.output_bias = nn.Parameter(torch.zeros(n_items))
         self.apply(initialization.truncated_normal)
         nn.init.constant_(self.head_norm.weight, float(settings.head_gain))
-        if settings.initialization == "identity":
-            initialization.identity(self)
+        if settings.initialization == "local":
+            initialization.local(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens padded at the end → (B, L, V) scores of every item at every position."""
