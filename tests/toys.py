@@ -3,24 +3,23 @@
 import io
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Sequences, Vocabulary
-from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
+from bert4rec.training.setup import build_model
 
-SMALL = (
-    "model.dim=16",
-    "model.max_len=12",
-    "training.batch_size=16",
-    "training.validation_users=50",
-)
+SIZES = {"dim": 16, "max_len": 12}  # of the models that have such
+SMALL = ("training.batch_size=16", "training.validation_users=50")
 
 
 def small_config(*overrides: str, recipe: str = "bert4rec-2-stage") -> RunConfig:
-    """The paper's network and objective, then a stage of last items; resolved, as a run has it."""
-    return resolve(load_config(recipe, None, [*SMALL, *overrides]), n_items=30)
+    """The paper's network and both of its stages, or another recipe, at a size for small data."""
+    fields = type(load_config(recipe).model).model_fields
+    sizes = [f"model.{name}={size}" for name, size in SIZES.items() if name in fields]
+    return resolve(load_config(recipe, None, [*sizes, *SMALL, *overrides]), n_items=100)
 
 
 def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) -> Sequences:
@@ -40,7 +39,7 @@ def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) 
 def cycle(n_users: int = 120, n_items: int = 8) -> Sequences:
     """a → b → c → … → a: the next item follows from the last one alone.
 
-    Lengths vary, so that every query position was trained on.
+    Lengths vary, so that every position that is asked about was trained on.
     """
     lengths = [5 + user % 13 for user in range(n_users)]
     histories = [[(user + i) % n_items for i in range(n)] for user, n in enumerate(lengths)]
@@ -57,11 +56,8 @@ def random_histories(seed: int, n_users: int = 40, n_items: int = 30) -> Sequenc
 
 def untrained_recommender(n_items: int = 30, seed: int = 0, spread: float = 1.0) -> Recommender:
     """A model with random weights, large enough to give clearly different scores."""
-    import torch
-
-    torch.manual_seed(seed)
-    config = small_config()
-    model = BERT4Rec(n_items, config.model).eval()
+    config = small_config(f"seed={seed}")
+    model = build_model(config, n_items, n_users=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=spread)
