@@ -118,7 +118,7 @@ class ShardedItems:
         # The loss and its gradients are parts of the mean already: all count as one query.
         loss, signals = self.reducer.reduce(1 / self.group.n, loss, signals)
         check_is_number(loss)
-        self.optimizer.step(rate, self._length_of_gradient())
+        self.optimizer.step(rate, self._gradient_norm())
         return StepResult(loss, signals)
 
     def _fill(self, tokens: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class ShardedItems:
             own.grad = torch.zeros_like(own).index_add_(0, self.bias_request.theirs, received)
             bias.grad = None
 
-    def _length_of_gradient(self) -> float:
+    def _gradient_norm(self) -> float:
         """The same number in every process: the rows of all, and the rest of one."""
         rows = self.own.items.weight.grad
         assert rows is not None
