@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from toys import quiet, random_histories, small_config
 
 from bert4rec import pipeline
