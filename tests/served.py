@@ -89,7 +89,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], bool], what: object = "", within: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], what: object = "", within: float = 120) -> None:
     """Until `condition` holds; `what` explains why it never did."""
     deadline = time.monotonic() + within
     while not condition():

@@ -20,7 +20,7 @@ from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
 from bert4rec.distributed.scoring_plan import default_parts, read_plan
-from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
+from bert4rec.distributed.scoring_workers import Reports, compute_parts
 from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.durable import alone_in
 from bert4rec.interrupts import Interrupted, StopRequest
@@ -335,7 +335,7 @@ class WorkerThatDies:
         if part != self._deadly or self._after_writing:
             self._writer.write(part)
         if part == self._deadly:
-            outcome.set_exception(WorkerDied())
+            outcome.set_exception(EOFError())
         else:
             outcome.set_result(None)
         return outcome
@@ -343,8 +343,8 @@ class WorkerThatDies:
     def n_done(self) -> int:
         return 0
 
-    def cause_of_death(self) -> str:
-        return "died"
+    def died_of(self, error: BaseException) -> str | None:
+        return "died" if isinstance(error, EOFError) else None
 
     def end(self) -> None:
         pass

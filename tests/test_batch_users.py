@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from scored import save
 from toys import random_histories, sequences_of, small_config
+from typer.testing import CliRunner
 
+from bert4rec.cli import app
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed import user_rows
 from bert4rec.distributed.batch_scoring import recommend_users
@@ -136,3 +139,14 @@ def test_a_user_who_does_more_makes_all_of_them_unknown(tmp_path: Path) -> None:
     found = ranked_for(recommender, grown, tmp_path / "out.jsonl", exclude_seen=False)
     expected = in_order(scores_by_hand(recommender.model, None, histories[0]), [])
     assert found["user-0"] == expected
+
+
+def test_similar_and_explain_take_the_model_and_then_the_item(tmp_path: Path) -> None:
+    saved = save(tmp_path, N_USERS)
+    for words, named in (
+        (["similar", saved.model, "item-3", "--k", "2"], "cosine"),
+        (["explain", saved.model, "item-3", "--history", "item-1,item-2"], "influence"),
+    ):
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert named in done.output

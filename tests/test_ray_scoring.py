@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from scored import Saved, rows_of, save
 from bert4rec import __version__
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, what_is_wrong
+from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, compute_on_ray, what_is_wrong
 from bert4rec.distributed.scoring_parts import ScoringJob
 from bert4rec.distributed.scoring_plan import read_plan
-from bert4rec.distributed.scoring_workers import Reports, compute_parts
-from bert4rec.interrupts import StopRequest
+from bert4rec.distributed.scoring_workers import Reports
 
 pytest.importorskip("ray")
 N_USERS, N_PARTS = 240, 60
@@ -138,15 +136,9 @@ def job_of(saved: Saved, out: Path) -> ScoringJob:
     return ScoringJob(plan, saved.model, saved.data, out)
 
 
-def compute(job: ScoringJob, say: Callable[[str], None] = lambda line: None) -> None:
-    reports = Reports(lambda n_users: None, say)
-    compute_parts(job, [1], lambda: RayWorker(job), 1, reports, StopRequest())
-
-
 def test_a_part_that_kills_every_worker_is_given_up(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray_address()
     job = job_of(saved, tmp_path / "recs")
     write = RayWorker.write
 
@@ -157,15 +149,15 @@ def test_a_part_that_kills_every_worker_is_given_up(
     monkeypatch.setattr(RayWorker, "write", write_and_die)
     said: list[str] = []
     with pytest.raises(ValueError, match=r"part 1 \(users 120 to 239 .* given up"):
-        compute(job, said.append)
+        compute_on_ray(job, [1], ray_address(), 1, Reports(lambda n_users: None, said.append))
     assert len(said) == 2
 
 
 def test_an_error_of_a_worker_is_said_in_one_line(saved: Saved, tmp_path: Path) -> None:
-    ray_address()
     job = job_of(saved, tmp_path / "recs")
-    gone = dataclasses.replace(job, model=tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*gone[^\n]*$"):
-        compute(gone)
-    compute(job)
+    other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, model="another model"))
+    reports = Reports(lambda n_users: None, lambda line: None)
+    with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*has changed"):
+        compute_on_ray(other, [1], ray_address(), 1, reports)
+    compute_on_ray(job, [1], ray_address(), 1, reports)
     assert job.is_finished(1)

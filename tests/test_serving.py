@@ -21,7 +21,7 @@ from bert4rec.serving.model_registry import ModelRefused, ModelRegistry
 from bert4rec.serving.serve_settings import ServeSettings
 from bert4rec.serving.server import check_before_start
 
-N_PARITY = 500
+N_PARITY = 300
 
 
 @pytest.fixture(scope="module")
@@ -281,36 +281,14 @@ def test_what_is_on_disk_is_tried_once(tmp_path: Path) -> None:
     save_model(tmp_path / "popularity", seed=4)
     assert registry.has_news()
     assert [is_new for _, is_new in asyncio.run(registry.reload())] == [True, True]
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"broken")
+    assert not registry.has_news()  # changed files alone are no new version
+    assert [is_new for _, is_new in asyncio.run(registry.reload())] == [False, False]
 
 
 def write_manifest_over(directory: Path, name: str, content: bytes) -> None:
     (directory / name).write_bytes(content)
     write_manifest(directory, FILES)
-
-
-def test_a_new_model_is_loaded_by_signal_call_and_watching(tmp_path: Path) -> None:
-    directory = tmp_path / "model"
-    save_model(directory, seed=1)
-
-    def version(client: httpx.Client) -> str:
-        answer = client.post("/v1/recommend", json={"history": ["item-1"]})
-        return str(answer.json()["model_version"])
-
-    with serve(directory, "--watch") as server, server.client() as client:
-        seen = [version(client)]
-        for seed, how in ((2, "signal"), (3, "call"), (4, "watch")):
-            save_model(directory, seed=seed)
-            if how == "signal":
-                os.kill(server.process.pid, signal.SIGHUP)
-            if how == "call":
-                client.post("/v1/admin/reload").raise_for_status()
-            wait_until(lambda: version(client) not in seen, f"no new version by {how}")
-            seen.append(version(client))
-        (directory / "model.safetensors").write_bytes(b"broken")
-        refused = client.post("/v1/admin/reload")
-        assert refused.status_code == 409 or refused.json()["models"][0]["changed"] is False
-        assert version(client) == seen[-1]
-        assert len(set(seen)) == 4
 
 
 def test_several_workers_share_histories_reloads_and_metrics(

@@ -13,7 +13,7 @@ from under_load.client import Answer, ask_once
 
 from bert4rec.recommender import Recommender
 
-NOTICED_WITHIN = 30.0  # seconds
+NOTICED_WITHIN = 60.0  # seconds
 
 
 class ModelLink:

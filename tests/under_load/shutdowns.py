@@ -20,7 +20,7 @@ from served import Served, serve
 from under_load.client import BrokenAnswer, Connection, NothingAnswered
 from under_load.known_requests import KnownRequests
 
-STOP_WITHIN = 30.0  # seconds
+STOP_WITHIN = 60.0  # seconds
 FEWEST, MOST = 50, 500  # responses before the signal
 
 

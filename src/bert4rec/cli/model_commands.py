@@ -40,8 +40,8 @@ def demo(
     from bert4rec.config import load_config
     from bert4rec.data.demo import best_possible
     from bert4rec.data.sources import open_data
-    from bert4rec.pipeline import train_recommender
-    from bert4rec.training.loop import Interrupted  # bert4rec.interrupts from the merge on
+    from bert4rec.interrupts import Interrupted
+    from bert4rec.pipeline import RunOptions, train_recommender
 
     sequences = open_data("demo", say=say)
     describe(sequences)
@@ -51,13 +51,14 @@ def demo(
                 sequences,
                 load_config("demo"),
                 out,
-                overwrite=True,
+                RunOptions(overwrite=True),
                 console=errors,
                 on_evaluation=on_evaluation,
             )
     except Interrupted:
         again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
         raise exit_interrupted(out, again) from None
+    assert outcome is not None
     print_outcome(outcome, out)
     best = best_possible()
     output.print(

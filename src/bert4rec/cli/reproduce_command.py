@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
-from bert4rec.cli.options import Latex, Markdown, Overrides, refuse_given, text_format, training_data
+from bert4rec.cli.options import (
+    Latex,
+    Markdown,
+    Overrides,
+    refuse_given,
+    text_format,
+    training_data,
+)
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -178,7 +185,7 @@ def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None
 
 def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out: Path) -> bool:
     """True if what the paper reads from its figure holds here too."""
-        from bert4rec.lab.reproduction_figures import average_attention, write_maps
+    from bert4rec.lab.reproduction_figures import average_attention, write_maps
     from bert4rec.pipeline import split_of
     from bert4rec.recommender import Recommender
 

@@ -95,16 +95,14 @@ def recommend_users(
         raise ValueError(f"{out}: the folder {out.parent} does not exist")
     keep_freed_memory()
     rows = UserRows(recommender, sequences, request or BatchRequest())
-    n_rows = 0
+
+    def on_users(n_done: int) -> None:
+        if on_progress is not None:
+            on_progress(n_done, sequences.n_users)
+
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
         with connect(str(Path(folder) / "rows.duckdb")) as database:
-            database.execute(rows.table)
-            for n_done, columns in rows.of(0, sequences.n_users):
-                database.register("chunk", columns)
-                database.execute("INSERT INTO rows SELECT * FROM chunk")
-                n_rows += len(columns["rank"])
-                if on_progress is not None:
-                    on_progress(n_done, sequences.n_users)
+            n_rows = rows.fill(database, 0, sequences.n_users, on_users)
             finished = Path(folder) / out.name
             database.execute(f"COPY rows TO {quoted(finished)} ({FORMATS[out.suffix]})")
         finished.replace(out)

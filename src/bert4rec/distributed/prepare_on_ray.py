@@ -76,8 +76,8 @@ class RayWorkers:
                 running.append(order[-1])
             return list(ray.get(order))
         except RayTaskError as error:
-            for reference in running:
-                ray.cancel(reference)
+            # Not ray.cancel: on a task that ends just then it has aborted the whole driver.
+            ray.wait(running, num_returns=len(running))
             # Our own errors, and the one that `prepare` expects, without the worker's traceback.
             if isinstance(error.cause, ValueError | duckdb.OutOfMemoryException):
                 raise error.cause from None

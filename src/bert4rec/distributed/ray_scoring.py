@@ -12,7 +12,7 @@ from typing import Any
 from bert4rec import __version__
 from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
-from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts, translated
+from bert4rec.distributed.scoring_workers import Reports, compute_parts
 from bert4rec.durable import write_file
 from bert4rec.interrupts import stop_requested
 
@@ -28,9 +28,17 @@ def compute_on_ray(
 ) -> None:
     """Compute `parts` with `n_workers` actors of one CPU each; None takes all CPUs there are."""
     with connect(address, n_workers=n_workers) as cluster, stop_requested() as is_stopped:
+        import ray
+
         _check_machines(job)
         n = n_workers or cluster.n_cpus
-        compute_parts(job, parts, lambda: RayWorker(job), n, reports, is_stopped)
+        try:
+            compute_parts(job, parts, lambda: RayWorker(job), n, reports, is_stopped)
+        except ray.exceptions.RayError as error:
+            raise ValueError(
+                f"a worker of the Ray cluster failed: {_last_line(error)}; finished parts are "
+                "kept, and the same command resumes from there"
+            ) from error
 
 
 class PartActor:
@@ -52,17 +60,22 @@ class RayWorker:
     def __init__(self, job: ScoringJob) -> None:
         import ray
 
-        self._actor: Any = ray.remote(num_cpus=1)(PartActor).remote(job)
-        self.ready = self._call(self._actor.load)
+        as_actor: Any = ray.remote(num_cpus=1)
+        self._actor = as_actor(PartActor).remote(job)
+        self.ready: Future[None] = self._actor.load.remote().future()
 
     def write(self, part: int) -> Future[None]:
-        return self._call(self._actor.write, part)
+        future: Future[None] = self._actor.write.remote(part).future()
+        return future
 
     def n_done(self) -> int:
         return 0  # an actor tells nothing before its part is finished
 
-    def cause_of_death(self) -> str:
-        return "died, perhaps because its machine is gone or ran out of memory"
+    def died_of(self, error: BaseException) -> str | None:
+        import ray
+
+        has_died = isinstance(error, ray.exceptions.RayActorError)
+        return "died, perhaps because its machine is gone or out of memory" if has_died else None
 
     def end(self) -> None:
         import ray
@@ -72,23 +85,9 @@ class RayWorker:
     def wait_for_end(self) -> None:
         pass  # Ray does
 
-    def _call(self, method: Any, *arguments: object) -> Future[None]:
-        return translated(method.remote(*arguments).future(), _in_one_line)
-
-
-def _in_one_line(error: BaseException) -> BaseException:
-    """Ray's errors are pages of tracebacks around the one line that matters."""
-    import ray
-
-    if isinstance(error, ray.exceptions.RayActorError):
-        return WorkerDied()
-    return ValueError(
-        f"a worker of the Ray cluster failed: {_last_line(error)}; finished parts are kept, and "
-        "the same command resumes from there"
-    )
-
 
 def _last_line(error: BaseException) -> str:
+    """Ray's errors are pages of tracebacks around the one line that matters."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__

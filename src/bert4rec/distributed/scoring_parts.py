@@ -58,16 +58,10 @@ class PartWriter:
     def write(self, part: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Compute a part and write it; `on_progress` gets the number of its users done so far."""
         mark = json.dumps({"plan": self._job.plan.key, "part": part})
-        database = self._database
-        database.execute(self._rows.table)
         path = part_path(self._job.out, part)
+        self._rows.fill(self._database, *self._job.plan.users_of(part), on_progress)
         with new_file(path) as temporary:
-            for n_done, columns in self._rows.of(*self._job.plan.users_of(part)):
-                database.register("chunk", columns)
-                database.execute("INSERT INTO rows SELECT * FROM chunk")
-                if on_progress is not None:
-                    on_progress(n_done)
-            database.execute(
+            self._database.execute(
                 f"COPY rows TO {quoted(temporary)} "
                 f"(FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}})"
             )

@@ -25,15 +25,8 @@ MOST_TRIES = 3  # of a part, and of loading the model, when workers die
 LOOK_EVERY = 0.2  # seconds between two looks at progress and interrupts
 
 
-class WorkerDied(Exception):
-    """A worker is gone without an error of its own: killed, crashed or out of memory."""
-
-
 class ScoringWorker(Protocol):
-    """A process somewhere that has the model; it computes one part at a time.
-
-    Its futures raise `WorkerDied` when it is gone, or the error that its work raised.
-    """
+    """A process somewhere that has the model; it computes one part at a time."""
 
     ready: Future[None]  # done when the model is loaded
 
@@ -42,8 +35,8 @@ class ScoringWorker(Protocol):
     def n_done(self) -> int:
         """Users done in its current part."""
 
-    def cause_of_death(self) -> str:
-        """How it died, as in `was killed`."""
+    def died_of(self, error: BaseException) -> str | None:
+        """How it died, as in `was killed`; None if its work raised this error."""
 
     def end(self) -> None:
         """End it at once, whatever it does; may be called twice."""
@@ -80,9 +73,8 @@ def compute_parts(
         workers.append(start_worker())
         busy[workers[-1].ready] = workers[-1], None
 
-    def replace(worker: ScoringWorker, part: int | None) -> None:
-        """Start another worker, if there is work for it, after this one died."""
-        cause = worker.cause_of_death()
+    def replace(part: int | None, cause: str) -> None:
+        """Start another worker, if there is work for it."""
         if part is None or part in unfinished:
             n_deaths[part] += 1
             if n_deaths[part] == MOST_TRIES:
@@ -102,14 +94,14 @@ def compute_parts(
             for future in done:
                 worker, part = busy.pop(future)
                 error = future.exception()
-                has_died = isinstance(error, WorkerDied)
-                if error is not None and not has_died:
+                cause = None if error is None else worker.died_of(error)
+                if error is not None and cause is None:
                     raise error
                 # One that died may have finished its part before.
-                if part is not None and (not has_died or job.is_finished(part)):
+                if part is not None and (cause is None or job.is_finished(part)):
                     unfinished.remove(part)
-                if has_died:
-                    replace(worker, part)
+                if cause is not None:
+                    replace(part, cause)
                 elif waiting:
                     n_deaths[None] = 0  # the model can be loaded
                     part = waiting.popleft()
@@ -137,24 +129,6 @@ def _given_up(job: ScoringJob, part: int | None, cause: str) -> str:
     )
 
 
-def translated(
-    theirs: Future[None], translate: Callable[[BaseException], BaseException]
-) -> Future[None]:
-    """A future with the same outcome, but for the words of its error."""
-    ours: Future[None] = Future()
-
-    def pass_on(done: Future[None]) -> None:
-        if done.cancelled():
-            ours.cancel()
-        elif (error := done.exception()) is not None:
-            ours.set_exception(translate(error))
-        else:
-            ours.set_result(None)
-
-    theirs.add_done_callback(pass_on)
-    return ours
-
-
 class LocalWorker:
     """A process of this machine; it ends with the coordinator, even if that is killed.
 
@@ -170,7 +144,7 @@ class LocalWorker:
             arguments = (job, n_threads, self._n_done, held)
             self._pool = ProcessPoolExecutor(1, context, _begin, arguments)
             self.ready = self._submit(_load)  # starts the process
-        (self._process,) = set(active_children()) - before
+        self._process = next(iter(set(active_children()) - before), None)  # None: dead already
 
     def write(self, part: int) -> Future[None]:
         self._n_done.value = 0
@@ -179,18 +153,21 @@ class LocalWorker:
     def n_done(self) -> int:
         return int(self._n_done.value)
 
-    def cause_of_death(self) -> str:
+    def died_of(self, error: BaseException) -> str | None:
+        if not isinstance(error, BrokenProcessPool):
+            return None
+        if self._process is None:
+            return "died when it was started"
         self._process.join()
         code = self._process.exitcode
         assert code is not None
         if code == -signal.SIGKILL:
             return "was killed (SIGKILL), perhaps because the machine ran out of memory"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
     def end(self) -> None:
-        self._process.kill()  # a part is complete or absent: there is nothing to wait for
+        if self._process is not None:
+            self._process.kill()  # a part is complete or absent: there is nothing to wait for
 
     def wait_for_end(self) -> None:
         self._pool.shutdown(wait=True)
@@ -199,13 +176,13 @@ class LocalWorker:
         # The process starts here and inherits the mask: Ctrl-C is the coordinator's, who ends it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return translated(self._pool.submit(task, *arguments), _death)
+            return self._pool.submit(task, *arguments)
+        except BrokenProcessPool as error:  # it died while it was idle
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _death(error: BaseException) -> BaseException:
-    return WorkerDied() if isinstance(error, BrokenProcessPool) else error
 
 
 _here: dict[str, Any] = {}  # in a worker process: what it was started with, and its writer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,17 +51,30 @@ class UserRows:
         """Whether the model was trained on any item of the data."""
         return bool((self._token_of >= 0).any())
 
-    @property
-    def table(self) -> str:
-        """The SQL statement that creates the empty table `rows`."""
+    def fill(
+        self,
+        database: duckdb.DuckDBPyConnection,
+        first: int,
+        last: int,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Make the table `rows` of the users in rows `first` to `last - 1`; returns its size."""
         user = "BIGINT" if self.sequences.user_id_type == "int" else "VARCHAR"
         item = "BIGINT" if self.recommender.vocabulary.id_type == "int" else "VARCHAR"
-        return (
+        database.execute(
             f'CREATE OR REPLACE TABLE rows ("user" {user}, "rank" INTEGER, item {item}, '
             "score FLOAT, probability FLOAT, title VARCHAR, is_fallback BOOLEAN)"
         )
+        n_rows = 0
+        for n_done, columns in self._columns_of(first, last):
+            database.register("chunk", columns)
+            database.execute("INSERT INTO rows SELECT * FROM chunk")
+            n_rows += len(columns["rank"])
+            if on_progress is not None:
+                on_progress(n_done)
+        return n_rows
 
-    def of(self, first: int, last: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    def _columns_of(self, first: int, last: int) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """(users done, columns) for the users in rows `first` to `last - 1`, some at a time."""
         for start in range(first, last, CHUNK):
             end = min(start + CHUNK, last)

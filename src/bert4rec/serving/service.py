@@ -36,6 +36,8 @@ SWITCH_INTERVAL = 0.0005  # seconds that a slow thread may hold Python's lock, i
 
 
 class Service:
+    """One worker's models, store and queues, and what the signals do."""
+
     def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
         self.settings, self._main_pid = settings, main_pid
         self.metrics = ServiceMetrics()
@@ -43,7 +45,7 @@ class Service:
         self.registry = ModelRegistry(directories, self._on_models, settings.retrieval)
         self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
         self._queue = BatchingQueue(
-            recommend_for_each,
+            recommend_by_model,
             settings.max_batch,
             settings.max_waiting,
             settings.answer_within,
@@ -146,7 +148,7 @@ class Service:
             log.exception("reload failed")  # keep watching
 
 
-def recommend_for_each(
+def recommend_by_model(
     requests: list[tuple[ServedModel, ModelRequest]],
 ) -> list[Recommendations]:
     """One batch per model, the results in the order of the requests."""

@@ -332,7 +332,7 @@ def model_fields(served: ServedModel) -> dict[str, object]:
         "has_attention": served.has_attention,
         "has_vectors": served.has_vectors,
         "has_titles": recommender.vocabulary.titles is not None,
-        "recall": None if recommender.index is None else recommender.index.measured.recall,
+        "recall": None if recommender.index is None else recommender.index.quality.recall,
         "trained": trained if isinstance(trained, str) else None,
     }
 
