@@ -70,7 +70,7 @@ def test_auto_is_resolved_by_the_size_of_the_catalogue(
 def test_a_run_config_refuses_auto() -> None:
     with pytest.raises(ValueError, match=r"resolve\(config, n_items\)"):
         RunConfig()
-    with pytest.raises(ValueError, match="saved: .*auto"):
+    with pytest.raises(ValueError, match=r"saved: .*auto"):
         parse_run_config(Config().model_dump(), "saved")
 
 

@@ -18,6 +18,7 @@ SMALL = (
     "model.dim=16",
     "model.max_len=12",
     "model.dropout=0.2",
+    "stages.0.window_stride=0.5",
     "training.batch_size=16",
     "training.validation_users=50",
 )
