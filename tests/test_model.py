@@ -249,9 +249,9 @@ def test_dropout_falls_on_what_an_ablation_leaves() -> None:
 
 def test_a_toy_cycle_is_learned_perfectly(tmp_path: Path) -> None:
     config = small_config(
-        "stages.0.epochs=60",
-        "training.validate_every=60",  # at the end: the first perfect validation may come by luck
-        "stages.0.learning_rate=4e-3",
+        "stages.0.epochs=100",
+        "training.validate_every=100",  # at the end: the first perfect validation may come by luck
+        "stages.0.learning_rate=2e-3",
         "model.dropout=0",
         "stages.1.epochs=15",
         "evaluation.exclude_seen=false",  # the next item of a cycle has been seen before
