@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from environments import TOOLS, ready_python
-from shapes import REPOSITORY, SHAPES, write
+from shapes import BENCH, REPOSITORY, SHAPES, write
 from summary import COLUMNS, OURS, best_of, ratios, table
 
 PEERS = ["rectools", "replay", "replay-tuned", "recbole", "huggingface", "plain"]
 TUNED = "-tuned"
 TASKS = ["train", "score", "one"]
-BENCH = REPOSITORY / ".bench"
 THREADS = 2
 MODEL = {"batch": 256, "dim": 64, "layers": 2, "heads": 2, "dropout": 0.2}
 KEEP_FREED_MEMORY = {

@@ -43,10 +43,16 @@ class Point:
 
     @property
     def settings(self) -> list[str]:
-        shape = f"max_len={self.length or 50} mask_ratio={0.2 if self.length else 0.6}"
-        width = f"dim={self.dim} heads={max(2, self.dim // 32)} batch_size={BATCH}"
-        loss = f"loss={self.loss} n_negatives={NEGATIVES} window_step=none last_item_share=0"
-        return f"{shape} {width} {loss}".split()
+        settings = [
+            f"model.max_len={self.length or 50}",
+            f"model.dim={self.dim}",
+            f"model.heads={max(2, self.dim // 32)}",
+            f"stages.0.mask_ratio={0.2 if self.length else 0.6}",
+            f"training.batch_size={BATCH}",
+            f"loss.name={self.loss}",
+        ]
+        is_sampled = self.loss == "sampled-softmax"
+        return [*settings, f"loss.n_negatives={NEGATIVES}"] if is_sampled else settings
 
 
 def points(*, quick: bool) -> list[Point]:
@@ -82,14 +88,10 @@ def measure(point: Point) -> dict[str, Any]:
     sys.path.append(str(Path(__file__).parent / "tools"))
     import torch
     from measure import peak_megabytes
-    from ours import training_steps
-
-    from bert4rec.config import load_config
+    from ours import cloze_config, training_steps
 
     torch.manual_seed(0)
-    steps = training_steps(
-        generate(point), load_config("bert4rec-2-stage", overrides=point.settings)
-    )
+    steps = training_steps(generate(point), cloze_config(point.items, *point.settings))
     next(steps)
     seconds, n, has_enough = [], 0, False
     while not has_enough:
