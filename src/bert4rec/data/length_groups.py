@@ -16,7 +16,7 @@ class MicrobatchSize(NamedTuple):
     padding: int  # positions of padding that cost about as much as starting another piece
 
 
-# By measurement on the lengths of ML-1M and Beauty (`benchmarks/speed/microbatches.py`). Training keeps some
+# By measurement on the lengths of ML-1M and Beauty (`benchmarks/pieces.py`). Training keeps some
 # thirty numbers a position and unit of width until the backward pass; scoring keeps none.
 FOR_TRAINING = MicrobatchSize(2048, 300)
 FOR_SCORING = MicrobatchSize(16384, 2000)
