@@ -123,7 +123,7 @@ def line(point: Point, answer: dict[str, Any]) -> str:
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """Time above, memory below; a panel a curve, and a dotted line of what is in proportion."""
+    """Time above, memory below; a panel per curve, and a dotted line of what is in proportion."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -149,7 +149,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
             axes.minorticks_off()
             axes.grid(color="#e6e6e6")
             axes.spines[["top", "right"]].set_visible(False)
-        of = "an epoch" if is_epoch else f"a step of {BATCH}"
+        of = "per epoch" if is_epoch else f"per step of {BATCH}"
         column[0].set_title(f"{title}\nseconds {of}", fontsize=11, loc="left")
         column[1].set_title("peak memory, MB", fontsize=11, loc="left")
         column[1].set_ylim(200, 8000)
@@ -175,11 +175,11 @@ def main() -> None:
     docs = None if arguments.quick else REPOSITORY / "docs"
     out = arguments.out or (docs and docs / "results" / "scaling.json")
     chart = arguments.chart or (docs and docs / "images" / "scaling.png")
-    print(f"{'loss':>24}{'ms a step':>22}{'sequences/s':>14}{'s an epoch':>12}{'peak MB':>10}")
+    print(f"{'loss':>24}{'ms per step':>22}{'sequences/s':>14}{'s per epoch':>12}{'peak MB':>10}")
     answers = []
     for point in points(quick=arguments.quick):
         command = [sys.executable, str(Path(__file__).resolve()), "--point"]
-        answer = run_tool([*command, json.dumps(asdict(point))], LIMIT, False)
+        answer = run_tool([*command, json.dumps(asdict(point))], LIMIT)
         answers.append({**asdict(point), "x": getattr(point, point.curve), **answer})
         print(line(point, answer), flush=True)
     result = {
