@@ -1,37 +1,18 @@
 """Peak memory of preparing a large CSV: `python benchmarks/prepare_memory.py [ROWS]`.
 
-Writes ROWS (10 million unless told) random rows to a temporary folder, prepares them in a child
-process and prints the child's peak resident memory and its time.
+Writes ROWS (default 10 million) random rows to a temporary folder, prepares them in a child process
+and prints the child's peak resident memory and its time.
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import duckdb
-
-CHILD = """
-import json, resource, sys, time
-from pathlib import Path
-from bert4rec.data.interactions import Interactions
-from bert4rec.data.prepare import prepare
-started = time.perf_counter()
-folder = Path(sys.argv[1])
-sequences = prepare(
-    Interactions.read(folder / "events.csv"), out=folder / "prepared", memory_limit=sys.argv[2]
-)
-unit = 1 if sys.platform == "darwin" else 1024
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-print(json.dumps({
-    "rows": sequences.n_interactions,
-    "users": sequences.n_users,
-    "items": sequences.n_items,
-    "peak_megabytes": round(peak / 1e6),
-    "seconds": round(time.perf_counter() - started, 1),
-}))
-"""
 
 
 def write_events(path: Path, n_rows: int) -> None:
@@ -48,11 +29,25 @@ def write_events(path: Path, n_rows: int) -> None:
 
 
 def measure(n_rows: int, folder: Path, memory_limit: str = "512MB") -> dict[str, float]:
-    write_events(folder / "events.csv", n_rows)
-    child = [sys.executable, "-c", CHILD, str(folder), memory_limit]
-    finished = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, float] = json.loads(finished.stdout)
-    return result
+    table, out = folder / "events.csv", folder / "prepared"
+    write_events(table, n_rows)
+    options = ["--out", str(out), "--memory", memory_limit]
+    started = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "bert4rec", "data", "prepare", str(table), *options],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    seconds = time.perf_counter() - started
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
+    sizes = {"rows": "n_interactions", "users": "n_users", "items": "n_items"}
+    return {
+        **{name: meta[key] for name, key in sizes.items()},
+        "peak_megabytes": round(peak / 1e6),
+        "seconds": round(seconds, 1),
+    }
 
 
 if __name__ == "__main__":

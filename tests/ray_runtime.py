@@ -11,7 +11,7 @@ def ray_address() -> str:
     pytest.importorskip("ray")
     import ray
 
-    from bert4rec import cluster
+    from bert4rec.distributed import cluster
 
     cluster.keep_ray_quiet()
     ray.init(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import duckdb
 from toys import random_histories, untrained_recommender
 
-from bert4rec.batch import recommend_users
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.batch_scoring import recommend_users
 from bert4rec.recommender import Recommender
 
 N_ITEMS = 30

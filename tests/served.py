@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from bert4rec.config import load_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
+from bert4rec.serving.serve_settings import ServeSettings
 
 N_ITEMS = 60
 
@@ -88,32 +89,66 @@ def free_port() -> int:
             return port
 
 
+def wait_until(condition: Callable[[], bool], what: object = "", within: float = 120) -> None:
+    """Until `condition` holds; `what` explains why it never did."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            found = what.read_text() if isinstance(what, Path) else what
+            raise AssertionError(f"not within {within:g} s: {found}")
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
 def serve(
-    model: Path, *options: str, environment: dict[str, str] | None = None, within: float = 120
+    model: Path, *options: str, environment: dict[str, str] | None = None
 ) -> Iterator[Served]:
-    """Ready when this is entered; ended (by SIGTERM, then SIGKILL) when it is left."""
+    """`bert4rec serve`: ready when this is entered; ended by SIGTERM when it is left."""
     port = free_port()
-    log = model.parent / f"serve-{port}.log"
-    words = [sys.executable, "-c", "from bert4rec.cli import main; main()", "serve", str(model)]
+    words = ["from bert4rec.cli import main; main()", "serve", str(model), "--port", str(port)]
+    with _running([*words, *options], port, model.parent, environment) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def serve_with(
+    settings: ServeSettings, environment: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """The same with settings that have no option, on `settings.port`."""
+    program = (
+        "import sys\n"
+        "from bert4rec.serving.server import serve\n"
+        "from bert4rec.serving.serve_settings import ServeSettings\n"
+        "serve(ServeSettings.model_validate_json(sys.argv[1]))"
+    )
+    words = [program, settings.model_dump_json()]
+    with _running(words, settings.port, settings.model.parent, environment) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def _running(
+    words: list[str], port: int, folder: Path, environment: dict[str, str] | None
+) -> Iterator[Served]:
+    log = folder / f"serve-{port}.log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*words, "--port", str(port), *options],
+            [sys.executable, "-c", *words],
             stderr=file,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
             start_new_session=True,
         )
     served = Served(f"http://127.0.0.1:{port}", port, process, log)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, f"the server did not start:\n{log.read_text()}"
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{served.url}/readyz", trust_env=False).status_code == 200
+        return False
+
     try:
-        deadline = time.monotonic() + within
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{served.url}/readyz", trust_env=False).status_code == 200:
-                    break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"the server did not start:\n{log.read_text()}")
-            time.sleep(0.05)
+        wait_until(is_ready, log, within=120)
         yield served
     finally:
         if process.poll() is None:

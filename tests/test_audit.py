@@ -11,10 +11,11 @@ from bert4rec.data.audit import AuditReport, audit
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
+from bert4rec.data.table_file import Reading
 
 
-def report(rows: Any, folder: Path, **options: Any) -> AuditReport:
-    return audit(prepare(Interactions.read(rows, **options), out=folder / "prepared"))
+def report(rows: Any, folder: Path) -> AuditReport:
+    return audit(prepare(Interactions.read(rows), out=folder / "prepared"))
 
 
 # Both last items occur in the other's training; no training is after either (20 is not after 20).
@@ -83,7 +84,9 @@ def test_report_prints_and_exports(tmp_path: Path) -> None:
 
 
 def test_known_facts_of_real_data(shared_data: Path, tmp_path: Path) -> None:
-    interactions = Interactions.read(shared_data / "ml-1m" / "ratings.tsv.gz", on_bad_rows="skip")
+    interactions = Interactions.read(
+        shared_data / "ml-1m" / "ratings.tsv.gz", Reading(on_bad_rows="skip")
+    )
     ml_1m = audit(prepare(interactions, Filters(min_item_actions=5), out=tmp_path / "ml-1m"))
     assert ml_1m["tied times at the split"].count == 2544
     beauty = audit(

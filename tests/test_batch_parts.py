@@ -1,29 +1,33 @@
 """Scoring in parts: every user once, the same rows, whatever dies on the way."""
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from scored import Row, Saved, in_one_file, rows_of, save
 from typer.testing import CliRunner
 
-from bert4rec.batch import recommend_in_parts
-from bert4rec.batch.parts import Job, PartWriter
-from bert4rec.batch.plan import default_parts, read_plan
 from bert4rec.cli import app
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
+from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
+from bert4rec.distributed.scoring_plan import default_parts, read_plan
+from bert4rec.distributed.scoring_workers import Reports, compute_parts
+from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.durable import alone_in
+from bert4rec.interrupts import Interrupted, StopRequest
 from bert4rec.recommender import Recommender
 
 N_USERS = 1200
-MANY = 80  # parts, so that there is time to kill somebody in the middle
+MANY = 80  # parts, so that there is time to kill a worker in the middle
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +52,25 @@ def names_in(out: Path) -> set[str]:
     return {path.name for path in out.iterdir()}
 
 
-def wait_until(condition: object, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     give_up = time.monotonic() + seconds
-    assert callable(condition)
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.005)
 
 
-def children_of(pid: int) -> list[int]:
+def workers_of(pid: int) -> list[int]:
+    """Its worker processes; the multiprocessing module has a helper process beside them."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
+    children = [int(word) for word in path.read_text().split()] if path.exists() else []
+    return [child for child in children if b"spawn_main" in command_line(child)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def is_alive(pid: int) -> bool:
@@ -74,7 +86,7 @@ def n_parts_in(out: Path) -> int:
 
 
 @contextlib.contextmanager
-def started(saved: Saved, out: Path, *options: object):  # type: ignore[no-untyped-def]
+def started(saved: Saved, out: Path, *options: object) -> Iterator[subprocess.Popen[str]]:
     """The command, in the middle of its work."""
     process = subprocess.Popen(
         saved.command(out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -165,7 +177,7 @@ def test_what_was_killed_while_it_deleted_parts_can_be_started_again(tmp_path: P
     victim.unlink()
     victim.mkdir()  # deleting ends here, as if it had been killed
     with pytest.raises(OSError):  # noqa: PT011 (another one on each system)
-        recommend_in_parts(mine.model, mine.sequences, out, k=3, overwrite=True)
+        recommend_in_parts(mine.model, mine.sequences, out, BatchRequest(k=3), overwrite=True)
     victim.rmdir()
     assert not (out / "_SUCCESS").exists()
     done = recommend_in_parts(mine.model, mine.sequences, out, n_parts=3)
@@ -199,28 +211,31 @@ def test_other_settings_are_refused_by_name(saved: Saved, tmp_path: Path) -> Non
     before = rows_of(out)
     for options, named in (
         ({"k": 3}, r"--k differs \(10 there, 3 now\)"),
-        ({"n_parts": 3}, r"--parts differs \(2 there, 3 now\)"),
         ({"exclude_seen": False}, "seen items"),
         ({"block": ["item-1"]}, "--block differs"),
         ({"allow": ["item-1", "item-2"]}, "--allow differs"),
     ):
+        request = BatchRequest(**options)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=f"{named}.*; pass --overwrite"):
-            recommend_in_parts(saved.model, saved.sequences, out, **options)  # type: ignore[arg-type]
+            recommend_in_parts(saved.model, saved.sequences, out, request)
+    with pytest.raises(ValueError, match=r"--parts differs \(2 there, 3 now\).*; pass --overwrite"):
+        recommend_in_parts(saved.model, saved.sequences, out, n_parts=3)
     with pytest.raises(ValueError, match="the model differs"):
         recommend_in_parts(other.model, saved.sequences, out)
     with pytest.raises(ValueError, match="the data differs"):
         recommend_in_parts(saved.model, other.sequences, out)
-    with pytest.raises(ValueError, match="the names of the users differs"):
+    with pytest.raises(ValueError, match="the list of user ids differs"):
         recommend_in_parts(saved.model, type(renamed).load(tmp_path / "renamed"), out)
     assert rows_of(out) == before
-    recommend_in_parts(saved.model, saved.sequences, out, k=3, n_parts=1, overwrite=True)
+    three = BatchRequest(k=3)
+    recommend_in_parts(saved.model, saved.sequences, out, three, n_parts=1, overwrite=True)
     assert n_parts_in(out) == 1
     assert {row[1] for row in rows_of(out)} == {1, 2, 3}
 
 
 def test_mistakes_are_told_before_anything_is_written(saved: Saved, tmp_path: Path) -> None:
-    strangers = save(tmp_path / "strangers", 5)
-    sequences = strangers.sequences
+    few = save(tmp_path / "few", 5)
+    sequences = few.sequences
     sequences.vocabulary.ids = [f"other-{i}" for i in range(30)]
     sequences.meta = {}
     sequences.save(tmp_path / "unknown")
@@ -230,14 +245,14 @@ def test_mistakes_are_told_before_anything_is_written(saved: Saved, tmp_path: Pa
     (full / "letters.txt").write_text("of somebody")
     out = tmp_path / "recs"
     for data, place, options, named in (
-        (strangers.sequences, out, {"n_parts": 6}, "parts is 6 and there are 5 users"),
-        (strangers.sequences, out, {"n_parts": 0}, "parts is 0"),
-        (strangers.sequences, out, {"n_workers": 6}, "workers is 6 and there are 5 users"),
-        (strangers.sequences, out, {"k": 0}, "k is 0"),
+        (few.sequences, out, {"n_parts": 6}, "parts is 6 and there are 5 users"),
+        (few.sequences, out, {"n_parts": 0}, "parts is 0"),
+        (few.sequences, out, {"workers": WorkerOptions(6)}, "workers is 6 and there are 5"),
+        (few.sequences, out, {"request": BatchRequest(k=0)}, "k is 0"),
         (type(sequences).load(tmp_path / "unknown"), out, {}, "knows none of the 30 items"),
-        (strangers.sequences, file, {}, "is a file, not a directory"),
-        (strangers.sequences, full, {}, "holds other files, such as letters.txt"),
-        (strangers.sequences, tmp_path / "no" / "recs", {}, "does not exist"),
+        (few.sequences, file, {}, "is a file, not a directory"),
+        (few.sequences, full, {}, "holds other files, such as letters.txt"),
+        (few.sequences, tmp_path / "no" / "recs", {}, "does not exist"),
     ):
         with pytest.raises(ValueError, match=named):
             recommend_in_parts(saved.model, data, place, **options)  # type: ignore[arg-type]
@@ -250,12 +265,12 @@ def test_a_killed_worker_is_replaced_and_every_user_is_there_once(
 ) -> None:
     out = tmp_path / "recs"
     with started(saved, out, "--workers", 2, "--parts", MANY) as process:
-        workers = children_of(process.pid)
+        workers = workers_of(process.pid)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    assert "was killed (SIGKILL)" in said
+    assert "a worker was killed (SIGKILL)" in said
     assert not any(map(is_alive, workers))
     assert (out / "_SUCCESS").exists()
     assert_same(rows_of(out), expected)
@@ -266,12 +281,11 @@ def test_a_killed_coordinator_takes_its_workers_along_and_can_be_started_again(
 ) -> None:
     out = tmp_path / "recs"
     with started(saved, out, "--workers", 2, "--parts", MANY) as process:
-        workers = children_of(process.pid)
+        workers = workers_of(process.pid)
         process.kill()
         wait_until(lambda: not any(map(is_alive, workers)), seconds=10)
-        n_before = n_parts_in(out)
-        time.sleep(0.1)
-        assert n_parts_in(out) == n_before < MANY
+        n_before = n_parts_in(out)  # nobody is left who could write another one
+        assert n_before < MANY
         assert not (out / "_SUCCESS").exists()
     done = recommend_in_parts(saved.model, saved.sequences, out)
     assert (done.n_parts, done.n_parts_before) == (MANY, n_before)
@@ -279,35 +293,115 @@ def test_a_killed_coordinator_takes_its_workers_along_and_can_be_started_again(
 
 
 @pytest.mark.parametrize(("n_workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_signal_stops_it_and_the_message_says_how_to_go_on(
+def test_a_signal_interrupts_it_and_the_message_says_how_to_resume(
     number: signal.Signals, n_workers: int, saved: Saved, tmp_path: Path
 ) -> None:
     out = tmp_path / "recs"
     with started(saved, out, "--workers", n_workers, "--parts", MANY) as process:
-        workers = children_of(process.pid)
+        workers = workers_of(process.pid)
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "To go on:" in said
+    assert "To resume:" in said
     assert not any(map(is_alive, workers))
     assert not list(out.glob(".*.tmp"))
     assert 0 < n_parts_in(out) < MANY
 
 
-def test_a_part_that_kills_every_worker_is_named(saved: Saved, tmp_path: Path) -> None:
-    out = tmp_path / "recs"
-    command = saved.command(out, "--workers", 2, "--parts", 2)
+def test_workers_that_die_again_and_again_end_the_command(saved: Saved, tmp_path: Path) -> None:
+    command = saved.command(tmp_path / "recs", "--workers", 2, "--parts", 2)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
-            for worker in children_of(process.pid):
+            for worker in workers_of(process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGKILL)
             time.sleep(0.01)
         _, said = process.communicate()
     assert process.returncode == 1
     words = " ".join(said.split())
-    assert "was given up: its worker was killed (SIGKILL)" in words
-    assert "part 0 (users 0 to 599" in words or "part 1 (users 600 to 1,199" in words
+    assert "loading the model was given up: its worker was killed (SIGKILL)" in words
+
+
+class WorkerThatDies:
+    """Computes a part at once, in this process, unless it is `deadly`."""
+
+    def __init__(self, job: ScoringJob, deadly: int | None, *, after_writing: bool = False) -> None:
+        self._writer, self._deadly, self._after_writing = PartWriter(job), deadly, after_writing
+        self.ready: Future[None] = Future()
+        self.ready.set_result(None)
+
+    def write(self, part: int) -> Future[None]:
+        outcome: Future[None] = Future()
+        if part != self._deadly or self._after_writing:
+            self._writer.write(part)
+        if part == self._deadly:
+            outcome.set_exception(EOFError())
+        else:
+            outcome.set_result(None)
+        return outcome
+
+    def n_done(self) -> int:
+        return 0
+
+    def died_of(self, error: BaseException) -> str | None:
+        return "died" if isinstance(error, EOFError) else None
+
+    def end(self) -> None:
+        pass
+
+    def wait_for_end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ScoringJob:
+    """Of four parts, none of which is there."""
+    mine, out = save(tmp_path, 20), tmp_path / "recs"
+    recommend_in_parts(mine.model, mine.sequences, out, n_parts=4)
+    for part in out.glob("part-*"):
+        part.unlink()
+    plan = read_plan(out)
+    assert plan is not None
+    return ScoringJob(plan, mine.model, mine.data, out)
+
+
+NO_REPORTS = Reports(lambda n_users: None, lambda line: None)
+
+
+def test_a_part_that_kills_every_worker_is_named(job: ScoringJob) -> None:
+    with pytest.raises(ValueError, match=r"part 2 \(users 10 to 14 .* given up.* died, 3 times"):
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS, StopRequest())
+    assert job.is_finished(0)
+    assert job.is_finished(1)
+    assert not job.is_finished(2)
+
+
+def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: ScoringJob) -> None:
+    started: list[WorkerThatDies] = []
+
+    def start() -> WorkerThatDies:
+        started.append(WorkerThatDies(job, 1, after_writing=True))
+        return started[-1]
+
+    done: list[int] = []
+    reports = Reports(done.append, lambda line: None)
+    compute_parts(job, range(4), start, 1, reports, StopRequest())
+    assert len(started) == 2  # part 1 was not computed again
+    assert all(map(job.is_finished, range(4)))
+    assert done[-1] == 20
+    assert done == sorted(done)
+
+
+def test_a_request_to_stop_ends_all_workers_and_keeps_what_is_finished(job: ScoringJob) -> None:
+    request = StopRequest()
+
+    def stop_after_a_part(n_users: int) -> None:
+        request.count += n_users > 0
+
+    reports = Reports(stop_after_a_part, lambda line: None)
+    with pytest.raises(Interrupted):
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports, request)
+    assert 0 < sum(map(job.is_finished, range(4))) < 4
 
 
 def test_a_table_of_users_in_parts_is_the_same_as_in_one_file(saved: Saved, tmp_path: Path) -> None:
@@ -351,8 +445,9 @@ def test_no_index_is_read_where_something_is_only_checked(
     asked = [*saved.command(tmp_path / "recs")[3:], "--parts", "1"]
     assert CliRunner().invoke(app, asked).exit_code == 0
     assert asked_for == ["exact", "auto"]  # to check, and to score
+    best = BatchRequest(retrieval="best")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="retrieval is 'best'"):
-        recommend_in_parts(saved.model, saved.sequences, tmp_path / "recs", retrieval="best")  # type: ignore[arg-type]
+        recommend_in_parts(saved.model, saved.sequences, tmp_path / "recs", best)
 
 
 def test_other_names_in_the_data_are_noticed_by_a_worker(tmp_path: Path) -> None:
@@ -360,7 +455,7 @@ def test_other_names_in_the_data_are_noticed_by_a_worker(tmp_path: Path) -> None
     recommend_in_parts(mine.model, mine.sequences, out, n_parts=2)
     plan = read_plan(out)
     assert plan is not None
-    job = Job(plan, mine.model, mine.data, out)
+    job = ScoringJob(plan, mine.model, mine.data, out)
     writer = PartWriter(job)
     renamed = mine.sequences
     renamed._user_source = [f"someone-{row}" for row in range(20)]
@@ -379,7 +474,6 @@ def test_a_retrained_model_is_noticed_by_a_worker(saved: Saved, tmp_path: Path) 
     plan = read_plan(tmp_path / "recs")
     assert plan is not None
     Recommender.load(saved.model).save(mine.model)
-    job = Job(plan, mine.model, mine.data, tmp_path / "recs")
-    assert Job.from_json(json.dumps(json.loads(job.as_json()))) == job
+    job = ScoringJob(plan, mine.model, mine.data, tmp_path / "recs")
     with pytest.raises(ValueError, match="has changed since scoring began"):
         PartWriter(job)

@@ -1,14 +1,19 @@
-"""Recommending for the users of a data set: who is known, and who is a stranger."""
+"""Recommending for the users of a data set: who is known, and who is unknown."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from scored import save
 from toys import random_histories, sequences_of, small_config
+from typer.testing import CliRunner
 
-from bert4rec.batch import recommend_users, rows
+from bert4rec.cli import app
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed import user_rows
+from bert4rec.distributed.batch_scoring import recommend_users
+from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.models import Model
 from bert4rec.models.bpr_mf import BPRMF
 from bert4rec.models.fpmc import FPMC
@@ -23,7 +28,7 @@ OTHERS = random_histories(6, n_users=N_USERS, n_items=N_ITEMS)
 @pytest.fixture(autouse=True)
 def some_users_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the first user of a chunk is not always the first of all."""
-    monkeypatch.setattr(rows, "CHUNK", 7)
+    monkeypatch.setattr(user_rows, "CHUNK", 7)
 
 
 def recommender_of(name: str) -> Recommender:
@@ -48,7 +53,7 @@ def ranked_for(
     recommender: Recommender, sequences: Sequences, out: Path, *, exclude_seen: bool
 ) -> dict[str, list[str]]:
     """All items of each user, best first."""
-    n_rows = recommend_users(recommender, sequences, out, k=N_ITEMS, exclude_seen=exclude_seen)
+    n_rows = recommend_users(recommender, sequences, out, BatchRequest(N_ITEMS, exclude_seen))
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == n_rows
     found: dict[str, list[str]] = {}
@@ -72,7 +77,7 @@ def in_order(scores: torch.Tensor, left_out: list[int]) -> list[str]:
 
 
 def scores_by_hand(model: Model, user: int | None, history: list[int]) -> torch.Tensor:
-    """The user's own vector with every item's; None is a stranger."""
+    """The user's own vector with every item's; None is an unknown user."""
     with torch.no_grad():
         if isinstance(model, BPRMF):
             return model.item_factors @ model.user_factors[user]
@@ -115,7 +120,9 @@ def test_a_model_of_users_is_refused_for_other_data(name: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
 
 
-def test_a_model_that_reads_histories_leaves_the_part_of_a_stranger_out(tmp_path: Path) -> None:
+def test_a_model_that_reads_histories_leaves_out_the_vector_of_an_unknown_user(
+    tmp_path: Path,
+) -> None:
     recommender = recommender_of("fpmc")
     found = ranked_for(recommender, OTHERS, tmp_path / "out.jsonl", exclude_seen=False)
     assert OTHERS.user_ids == TRAINED_ON.user_ids  # names do not make them the same people
@@ -124,7 +131,7 @@ def test_a_model_that_reads_histories_leaves_the_part_of_a_stranger_out(tmp_path
         assert found[user] == in_order(scores_by_hand(recommender.model, None, history), [])
 
 
-def test_a_user_who_does_more_makes_all_of_them_strangers(tmp_path: Path) -> None:
+def test_a_user_who_does_more_makes_all_of_them_unknown(tmp_path: Path) -> None:
     """Rows may have moved in data that has grown, so none is taken for a row of before."""
     histories = [history_of(TRAINED_ON, row) for row in range(N_USERS)]
     grown = sequences_of([*histories[:-1], [*histories[-1], 3]], N_ITEMS)
@@ -132,3 +139,14 @@ def test_a_user_who_does_more_makes_all_of_them_strangers(tmp_path: Path) -> Non
     found = ranked_for(recommender, grown, tmp_path / "out.jsonl", exclude_seen=False)
     expected = in_order(scores_by_hand(recommender.model, None, histories[0]), [])
     assert found["user-0"] == expected
+
+
+def test_similar_and_explain_take_the_model_and_then_the_item(tmp_path: Path) -> None:
+    saved = save(tmp_path, N_USERS)
+    for words, named in (
+        (["similar", saved.model, "item-3", "--k", "2"], "cosine"),
+        (["explain", saved.model, "item-3", "--history", "item-1,item-2"], "influence"),
+    ):
+        done = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert named in done.output

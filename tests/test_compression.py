@@ -14,12 +14,13 @@ from toys import quiet, random_histories, sequences_of, small_config
 from typer.testing import CliRunner
 
 from bert4rec import recommender as recommender_module
-from bert4rec.batch import recommend_users
-from bert4rec.cli import compress as verb
+from bert4rec.cli import compress_command
 from bert4rec.compression import compress, with_coded_items
 from bert4rec.config import load_config
 from bert4rec.data.database import read_parquet
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.batch_scoring import recommend_users
+from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.evaluation.compare import compare
 from bert4rec.models import LEARNED
 from bert4rec.models.coded_table import (
@@ -38,7 +39,7 @@ from bert4rec.models.table import Table
 from bert4rec.pipeline import split_of, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.exact import product_blocks
-from bert4rec.serving.served_model import load_served
+from bert4rec.serving.model_registry import load_model
 
 N_ITEMS, DIM = 300, 16
 HISTORIES = [[1], [4, 5, 6], list(range(20)), [7, 7, 8, 7], [299, 3]]
@@ -155,7 +156,7 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
 def test_what_is_asked_about_a_served_model_decodes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    served = load_served(compressed(), "small")
+    served = load_model(compressed(), "small")
     monkeypatch.setattr(Int8Table, "block", None)
     assert served.has_vectors
 
@@ -232,7 +233,7 @@ def test_a_compressed_model_answers_everything_that_a_model_is_asked(tmp_path: P
     explained = small.explain(history, "item-5")
     assert [each.item for each in explained.influences] == history
     assert explained.attention is not None
-    n_rows = recommend_users(small, sequences, tmp_path / "all.parquet", k=3)
+    n_rows = recommend_users(small, sequences, tmp_path / "all.parquet", BatchRequest(k=3))
     assert n_rows == 3 * sequences.n_users
 
 
@@ -321,9 +322,9 @@ def test_the_verb_prints_the_difference_and_needs_no_index(
     sequences.save(tmp_path / "data")
     app = typer.Typer()
     app.callback()(lambda: None)  # more than one verb, as in the program
-    verb.add_to(app)
+    compress_command.add_to(app)
     words = ["compress", str(model), "--out", str(tmp_path / "small"), "--data"]
     done = CliRunner().invoke(app, [*words, str(tmp_path / "data")])
     assert done.exit_code == 0, done.output
     assert "NDCG@10" in done.output
-    assert "Item vectors: 0.02 MB before, 0.01 MB now" in done.output
+    assert "Item embeddings: 0.02 MB before, 0.01 MB now" in done.output

@@ -15,15 +15,16 @@ import typer.main
 import yaml
 
 from bert4rec.cli import app as cli
-from bert4rec.serving import server, service, settings, store
-from bert4rec.serving.app import make_app
-from bert4rec.serving.metrics import Metrics
-from bert4rec.serving.settings import ServeSettings
+from bert4rec.serving import serve_settings as settings
+from bert4rec.serving import server, service, store
+from bert4rec.serving.http.app import make_app
+from bert4rec.serving.prometheus_metrics import ServiceMetrics
+from bert4rec.serving.serve_settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 DOCS = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
-SOURCES = sorted((ROOT / "src" / "bert4rec" / "serving").glob("*.py"))
+SOURCES = sorted((ROOT / "src" / "bert4rec" / "serving").rglob("*.py"))
 SERVE = typer.main.get_command(cli).commands["serve"]  # type: ignore[attr-defined]
 
 
@@ -118,13 +119,13 @@ def test_nginx_waits_longer_than_the_service() -> None:
     text = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     seconds = {name: int(n) for name, n in re.findall(r"(\w+_timeout)\s+(\d+)s;", text)}
     default = ServeSettings(model=Path(), store="")
-    assert seconds["proxy_read_timeout"] > max(default.answer_within, service.SLOW_WITHIN)
+    assert seconds["proxy_read_timeout"] > max(default.answer_within, service.EXPLAIN_WITHIN)
     [megabytes] = re.findall(r"client_max_body_size\s+(\d+)m;", text)
     assert int(megabytes) * 2**20 > settings.MAX_BODY  # so that our own 413 is the one seen
 
 
 def test_alerts_and_docs_speak_of_metrics_that_exist() -> None:
-    text = Metrics().text().decode()
+    text = ServiceMetrics().text().decode()
     exist = set(re.findall(r"# TYPE (\S+)", text)) - set(re.findall(r"# TYPE (\S+_created)", text))
     rules = (DEPLOY / "bert4rec.rules.yml").read_text(encoding="utf-8")
     name = r"\bbert4rec_[a-z_]+"
@@ -165,7 +166,7 @@ def test_the_docs_name_every_option_with_its_default() -> None:
 
 
 def test_the_docs_name_every_error() -> None:
-    problem = re.compile(r'Problem\(\s*(\d{3}),\s*"(\w+)"')
+    problem = re.compile(r'(?:Problem|__init__)\(\s*(\d{3}),\s*"(\w+)"')
     used = {found for path in SOURCES for found in problem.findall(path.read_text("utf-8"))}
     rows = re.findall(r"^\| (\d{3}) \| ([^|]*)", DOCS, re.MULTILINE)
     said = {(status, code) for status, codes in rows for code in re.findall(r"`(\w+)`", codes)}
@@ -182,7 +183,7 @@ def test_the_docs_tell_the_limits() -> None:
         ("items to explain | {:,}", settings.MAX_EXPLAINED),
         ("users or items | {:,}", settings.MAX_FOUND),
         ("title query | {:,} characters", settings.MAX_ID),
-        ("newest {:,} events of a user;", store.KEPT),
-        ("{:,} are remembered", store.REMEMBERED),
+        ("newest {:,} events of a user;", store.SHOWN_EVENTS),
+        ("{:,} are remembered", store.STORED_EVENTS),
     ):
         assert said.format(limit) in DOCS

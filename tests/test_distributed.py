@@ -15,9 +15,7 @@ from toys import quiet, random_histories, small_config
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
-from bert4rec.config import load_config
 from bert4rec.durable import sha256
-from bert4rec.launch.on_ray import train_on_ray
 from bert4rec.pipeline import check_training, train_recommender
 from bert4rec.training.checkpoint import (
     Checkpoint,
@@ -111,22 +109,11 @@ def test_a_killed_process_is_replaced_and_the_end_has_the_same_bits(
 @pytest.mark.filterwarnings("ignore:.* deprecated")  # Ray warns of its own settings
 def test_ray_trains_the_same_bits(two_processes: Path, tmp_path: Path) -> None:
     """Two workers of a real local Ray runtime."""
-    ray_address()
-    about = json.loads((two_processes / "about.json").read_text())
-    settings = [word.removeprefix("--set=") for word in SETTINGS if word.startswith("--set=")]
-    said: list[str] = []
-    train_on_ray(
-        Path(about["data"]["directory"]),
-        load_config("demo", None, settings),
-        tmp_path / "ray",
-        n_processes=2,
-        address=None,
-        resume=False,
-        overwrite=False,
-        baselines=False,
-        say=said.append,
-    )
-    assert any("2 processes with 1 worker each" in line for line in said)
+    options = ["--out", tmp_path / "ray", "--processes", 2, "--launcher", "ray"]
+    options += ["--ray-address", ray_address(), *SETTINGS]
+    done = CliRunner().invoke(app, ["train", "demo", *map(str, options)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "2 processes with 1 worker each" in done.output  # said by the first worker
     ours = tmp_path / "ray" / "model.safetensors"
     assert sha256(ours) == sha256(two_processes / "model.safetensors")
     assert not (tmp_path / "ray" / "ray").exists()

@@ -1,4 +1,4 @@
-"""Downloads against a real HTTPS server, and archives that try something."""
+"""Downloads from a real HTTPS server, and hostile archives."""
 
 import io
 import random
@@ -23,9 +23,14 @@ def load(site: Site, target: Path, path: str = "/file", max_bytes: int = 2 * len
     download(site.url(path), target, max_bytes=max_bytes, context=site.context)
 
 
-def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first broken connection end the call, as a killed process would."""
-    monkeypatch.setattr(downloading, "ATTEMPTS", 1)
+def interrupt(site: Site, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break off after 300,000 bytes, as if the process were killed."""
+    site.files["/file"], site.breaks_after = BODY, [300_000]
+    with monkeypatch.context() as patch:
+        patch.setattr(downloading, "ATTEMPTS", 1)
+        with pytest.raises(ValueError, match=r"could not download .*300,000 of 1,048,576 bytes"):
+            load(site, target)
+    assert not target.exists()
 
 
 def test_whole_file_arrives_with_progress_and_leaves_nothing_else(
@@ -46,28 +51,23 @@ def test_whole_file_arrives_with_progress_and_leaves_nothing_else(
     assert seen[-1] == (len(BODY), len(BODY))
 
 
-def test_interrupted_download_goes_on_where_it_stopped(
+def test_an_interrupted_download_is_resumed(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.files["/file"], site.breaks_after = BODY, [300_000]
-    with monkeypatch.context() as patch:
-        one_attempt(patch)
-        with pytest.raises(ValueError, match=r"300,000 of 1,048,576 bytes"):
-            load(site, tmp_path / "file")
-    assert not (tmp_path / "file").exists()
+    interrupt(site, tmp_path / "file", monkeypatch)
     load(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
     assert site.requests == [("/file", None), ("/file", "bytes=300000-")]
 
 
-def test_dropped_connections_are_taken_up_again_within_one_call(site: Site, tmp_path: Path) -> None:
+def test_dropped_connections_are_resumed_within_one_call(site: Site, tmp_path: Path) -> None:
     site.files["/file"], site.breaks_after = BODY, [100_000, 200_000]
     load(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
-    assert [asked for _, asked in site.requests] == [None, "bytes=100000-", "bytes=300000-"]
+    assert [range_ for _, range_ in site.requests] == [None, "bytes=100000-", "bytes=300000-"]
 
 
-def test_a_server_that_hangs_up_or_stays_silent_is_asked_again_then_reported(
+def test_a_server_that_hangs_up_or_stays_silent_is_tried_again_then_reported(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.files["/file"] = BODY
@@ -93,11 +93,7 @@ def test_resuming_never_mixes_two_files(
 ) -> None:
     if case in ("weak etag", "no etag"):
         site.etag = 'W/"one"' if case == "weak etag" else None
-    site.files["/file"], site.breaks_after = BODY, [300_000]
-    with monkeypatch.context() as patch:
-        one_attempt(patch)
-        with pytest.raises(ValueError, match="could not download"):
-            load(site, tmp_path / "file")
+    interrupt(site, tmp_path / "file", monkeypatch)
     changed = BODY[::-1]
     site.files["/file"] = changed
     if case == "range ignored":
@@ -111,11 +107,7 @@ def test_resuming_never_mixes_two_files(
 def test_part_longer_than_the_file_is_thrown_away(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.files["/file"], site.breaks_after = BODY, [300_000]
-    with monkeypatch.context() as patch:
-        one_attempt(patch)
-        with pytest.raises(ValueError, match="could not download"):
-            load(site, tmp_path / "file")
+    interrupt(site, tmp_path / "file", monkeypatch)
     site.files["/file"] = BODY[:1000]
     load(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY[:1000]

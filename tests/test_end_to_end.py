@@ -155,7 +155,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cache: Path, tmp_path: Path) -> None
                 break
         said = process.stderr.read()
     assert process.returncode == 130
-    assert "To go on" in said
+    assert "To resume" in said
     suggested = said.strip().splitlines()[-1].split("bert4rec ", 1)[1]
     assert suggested.endswith("--resume")
     assert "NDCG@10" in bert4rec(*shlex.split(suggested), cache=cache)

@@ -4,165 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-from fastapi import FastAPI, Query
+from guarded_site import ADMIN, CHUNKED, JSON, READ, Message, Site, always_ok
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from bert4rec.serving import access, problems
-from bert4rec.serving.guard import Guard
-from bert4rec.serving.keys import Keys, Role
-from bert4rec.serving.problems import Problem
-from bert4rec.serving.settings import MAX_BODY, ServeSettings
-
-READ, ADMIN = "r" * 20, "a" * 20
-
-
-class Event(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    user: Annotated[StrictStr | StrictInt, Field(union_mode="left_to_right")]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    k: Annotated[StrictInt, Field(le=1000)] = 10
-    histories: list[list[StrictStr | StrictInt]] = []
-    events: list[Event] = []
-
-
-def make_app() -> FastAPI:
-    app = FastAPI(redirect_slashes=False)
-    problems.install(app)
-
-    @app.post("/v1/recommend")
-    async def recommend(body: Body) -> dict[str, int]:
-        return {"k": body.k}
-
-    @app.get("/v1/items")
-    async def items(limit: Annotated[int, Query(ge=1)] = 1) -> str:
-        return "x" * limit
-
-    @app.get("/v1/model")
-    async def model() -> None:
-        raise RuntimeError("SECRET")
-
-    @app.get("/v1/users")
-    async def users() -> None:
-        raise Problem(503, "overloaded", "é\n" * 10_000, "w" * 1000, {"Retry-After": "2"})
-
-    return app
-
-
-async def always_ok(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
-
-
-class Service:
-    """A service of which only that is there which the guard asks for."""
-
-    def __init__(self) -> None:
-        self.is_draining = False
-        self.metrics = self
-        self.refused: Problem | None = None
-        self.answers: list[tuple[str, str, int, float]] = []
-
-    def refusal(self, n_asking: int) -> Problem | None:
-        return self.refused
-
-    def on_answer(self, method: str, route: str, status: int, seconds: float) -> None:
-        self.answers.append((method, route, status, seconds))
-
-    def on_refusal(self, method: str, route: str, status: int) -> None:
-        self.answers.append((method, route, status, 0.0))
-
-
-Headers = Iterable[tuple[bytes, bytes]]
-Message = dict[str, Any]
-
-
-class Answer:
-    def __init__(self, sent: list[Message]) -> None:
-        self.messages = sent
-        self.status: int = sent[0]["status"]
-        self.headers = [(name.decode(), value.decode()) for name, value in sent[0]["headers"]]
-        self.body = b"".join(each.get("body", b"") for each in sent[1:])
-
-    @property
-    def error(self) -> dict[str, Any]:
-        assert len(self.body) < 4096
-        found: dict[str, Any] = json.loads(self.body)
-        assert list(found) == ["error"]
-        assert list(found["error"]) == ["code", "message", "where"]
-        return found["error"]  # type: ignore[no-any-return]
-
-    def header(self, name: str) -> str | None:
-        return dict(self.headers).get(name)
-
-
-class Site:
-    """The guard around a small app, asked as a server would ask it."""
-
-    def __init__(self, *, with_keys: bool = False, app: Any = None, **options: Any) -> None:
-        variables = {"BERT4REC_READ_KEY": READ, "BERT4REC_ADMIN_KEY": ADMIN}
-        self.service = Service()
-        serve = ServeSettings(model=Path("m"), store="none", access_log=False, **options)
-        keys = Keys.load(None, variables if with_keys else {})
-        self.guard = Guard(app or make_app(), serve, keys, self.service)
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        pieces: Iterable[bytes] = (),
-        headers: Headers = (),
-        *,
-        host: bytes = b"127.0.0.1:8000",
-        is_cut_off: bool = False,
-        receive: Callable[[], Awaitable[Message]] | None = None,
-        send: Callable[[Message], Awaitable[None]] | None = None,
-    ) -> Answer:
-        sent: list[Message] = []
-        waiting = list(pieces)
-        path, _, query = path.partition("?")
-
-        async def next_piece() -> Message:
-            if not waiting and is_cut_off:
-                return {"type": "http.disconnect"}
-            body = waiting.pop(0) if waiting else b""
-            return {"type": "http.request", "body": body, "more_body": bool(waiting) or is_cut_off}
-
-        async def keep(message: Message) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "query_string": query.encode(),
-            "headers": [(b"host", host), *headers],
-            "client": ("192.0.2.1", "1"),
-        }
-        asyncio.run(self.guard(scope, receive or next_piece, send or keep))
-        assert self.guard.n_accepted == self.guard.n_answered == len(self.service.answers)
-        return Answer(sent)
-
-    def post(
-        self, path: str, *pieces: bytes, kind: bytes = b"application/json", **more: Any
-    ) -> Answer:
-        length = str(sum(map(len, pieces))).encode()
-        headers = [(b"content-type", kind), (b"content-length", length), *more.pop("headers", ())]
-        return self.ask("POST", path, pieces, headers, **more)
-
-
-CHUNKED = (b"transfer-encoding", b"chunked")
-JSON = (b"content-type", b"application/json")
+from bert4rec.serving.http import access
+from bert4rec.serving.http.access import Role
+from bert4rec.serving.http.problems import Problem
+from bert4rec.serving.serve_settings import MAX_BODY
 
 
 class TestProblems:
@@ -232,14 +84,14 @@ class TestRefusals:
         [b"", b"evil.example", b"127.0.0.1.evil.example", b"evil@127.0.0.1", b"127.0.0.1:x",
          b"localhost:80:80", b"\xff\xfe", b"::1", b"0.0.0.0"],
     )  # fmt: skip
-    def test_and_no_other_name_is_unless_there_are_keys(self, host: bytes) -> None:
+    def test_other_host_names_are_answered_only_with_keys(self, host: bytes) -> None:
         answer = Site().ask("GET", "/v1/items", host=host)
         assert (answer.status, answer.error["code"]) == (403, "host_not_allowed")
         key = (b"x-api-key", READ.encode())
         assert Site(with_keys=True).ask("GET", "/v1/items", (), [key], host=host).status == 200
 
     @pytest.mark.parametrize("path", ["", "*", "evil.example:443"])
-    def test_an_address_is_a_path(self, path: str) -> None:
+    def test_a_request_needs_a_path(self, path: str) -> None:
         assert Site().ask("GET", path).status == 400
 
     def test_two_host_headers_are_one_too_many(self) -> None:
@@ -327,7 +179,7 @@ class TestRefusals:
 
 
 class TestBodies:
-    def test_all_its_pieces_arrive_as_one(self) -> None:
+    def test_all_chunks_arrive_as_one(self) -> None:
         for headers in ([JSON, (b"content-length", b"9")], [JSON, CHUNKED]):
             answer = Site().ask("POST", "/v1/recommend", [b'{"k"', b"", b": 77}"], headers)
             assert json.loads(answer.body) == {"k": 77}
@@ -370,7 +222,7 @@ class TestBodies:
         assert (answer.status, answer.error["code"]) == (408, "body_too_slow")
         assert answer.header("connection") == "close"
 
-    def test_the_app_still_hears_that_the_client_went_away(self) -> None:
+    def test_the_app_is_told_that_the_client_has_gone(self) -> None:
         heard: list[str] = []
         told: list[Message] = [
             {"type": "http.request", "body": b"{}", "more_body": True},
@@ -390,11 +242,11 @@ class TestBodies:
         assert heard == ["http.request", "http.disconnect"]
 
 
-class TestAnswers:
+class TestResponses:
     @pytest.mark.parametrize(
         ("path", "script"), [("/", True), ("/web/x", True), ("/docs", True), ("/v1/items", False)]
     )
-    def test_every_answer_is_sealed(self, path: str, script: bool) -> None:
+    def test_every_response_has_security_headers(self, path: str, script: bool) -> None:
         answer = Site().ask("GET", path)
         policy = answer.header("content-security-policy") or ""
         assert policy.startswith("default-src 'none'")
@@ -427,7 +279,7 @@ class TestAnswers:
         ]
         assert (ids == [given_id.decode("latin-1")] * 2) == is_kept
         assert is_kept or ids[0] != ids[1]
-        assert all(access.kept_request_id({b"x-request-id": (i or "").encode()}) for i in ids)
+        assert all(access.valid_request_id({b"x-request-id": (i or "").encode()}) for i in ids)
 
     def test_connections_are_closed_while_draining(self) -> None:
         site = Site()
@@ -437,7 +289,7 @@ class TestAnswers:
         assert site.ask("GET", "/nothing").header("connection") == "close"
 
     @pytest.mark.parametrize("n", [1, 2**16 - 2, 2**16, 300_000])
-    def test_a_large_answer_goes_out_in_pieces(self, n: int) -> None:
+    def test_a_large_response_is_sent_in_chunks(self, n: int) -> None:
         answer = Site().ask("GET", f"/v1/items?limit={n}")
         assert answer.body == b'"' + b"x" * n + b'"'
         assert max(len(each["body"]) for each in answer.messages[1:]) <= 2**16
@@ -465,7 +317,7 @@ class TestAnswers:
         assert not [each for each in sent if each.get("more_body") is False]
         assert site.guard.n_answered == 1
 
-    def test_half_an_answer_is_never_finished(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_half_a_response_is_never_completed(self, caplog: pytest.LogCaptureFixture) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -476,7 +328,7 @@ class TestAnswers:
         assert "in the middle" in caplog.text
 
     @pytest.mark.parametrize("fails", [True, False])
-    def test_an_app_without_an_answer_is_an_error_inside(self, fails: bool) -> None:
+    def test_an_app_without_a_response_is_an_internal_error(self, fails: bool) -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if fails:
                 raise RuntimeError

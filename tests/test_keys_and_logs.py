@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bert4rec.serving.keys import Keys, Role
-from bert4rec.serving.logs import JSONLines, log_access, log_config
+from bert4rec.serving.http.access import ApiKeys, Role
+from bert4rec.serving.json_logs import JSONLogFormatter, log_access, log_config
 
 READ, ADMIN = "r" * 20, "a" * 20
 any_text = st.text(st.characters(), max_size=40)  # half surrogates too
@@ -24,7 +24,7 @@ class TestKeys:
         file = tmp_path / "keys"
         file.write_text(f"# ours\n\nread {READ}\nadmin  {ADMIN}\n")
         file.chmod(0o600)
-        keys = Keys.load(file, {"BERT4REC_READ_KEY": f"{'x' * 16}, {'y' * 16}"})
+        keys = ApiKeys.load(file, {"BERT4REC_READ_KEY": f"{'x' * 16}, {'y' * 16}"})
         assert keys
         assert keys.role_of(READ) is Role.READ
         assert keys.role_of(ADMIN) is Role.ADMIN
@@ -33,7 +33,7 @@ class TestKeys:
             assert keys.role_of(wrong) is None
 
     def test_no_key_at_all_is_false_and_fits_nobody(self) -> None:
-        keys = Keys.load(None, {"BERT4REC_READ_KEY": " , "})
+        keys = ApiKeys.load(None, {"BERT4REC_READ_KEY": " , "})
         assert not keys
         assert keys.role_of("") is keys.role_of(None) is None
 
@@ -57,12 +57,12 @@ class TestKeys:
         file.write_text(content, encoding="utf-8")
         file.chmod(0o600)
         with pytest.raises(ValueError, match=said) as wrong:
-            Keys.load(file, {})
+            ApiKeys.load(file, {})
         assert "SECRET" not in str(wrong.value)
 
     def test_a_file_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="nowhere"):
-            Keys.load(tmp_path / "nowhere", {})
+            ApiKeys.load(tmp_path / "nowhere", {})
 
     def test_a_file_that_everyone_can_read_is_warned_of(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -72,7 +72,7 @@ class TestKeys:
         for mode, n_warnings in ((0o640, 0), (0o644, 1)):
             file.chmod(mode)
             with caplog.at_level(logging.WARNING):
-                Keys.load(file, {})
+                ApiKeys.load(file, {})
             assert len(caplog.records) == n_warnings
         assert READ not in caplog.text
 
@@ -82,7 +82,7 @@ class TestLogs:
     @example("a\nb\r\x1b[2J\x00\x7f\x9b\u2028", "\ud800")
     def test_a_record_is_one_printable_line_with_what_was_logged(self, a: str, b: str) -> None:
         record = logging.makeLogRecord({"msg": "%s", "args": (a,), "path": b, "levelname": "INFO"})
-        line = JSONLines().format(record)
+        line = JSONLogFormatter().format(record)
         assert line.isascii()
         assert line.isprintable()
         assert (json.loads(line)["message"], json.loads(line)["path"]) == (a, b)
@@ -112,14 +112,14 @@ class TestLogs:
                 return "<broken>"
 
         record = logging.makeLogRecord({"msg": "%d", "args": ("x",), "odd": Broken(), "n": 1e999})
-        assert json.loads(JSONLines().format(record))["odd"] == "<broken>"
+        assert json.loads(JSONLogFormatter().format(record))["odd"] == "<broken>"
 
     def test_a_traceback_is_in_its_line(self) -> None:
         try:
             raise ValueError("two\nlines")
         except ValueError:
             record = logging.makeLogRecord({"msg": "m", "exc_info": sys.exc_info()})
-        line = JSONLines().format(record)
+        line = JSONLogFormatter().format(record)
         assert "\n" not in line
         assert "two\nlines" in json.loads(line)["traceback"]
 

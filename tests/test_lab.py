@@ -210,7 +210,7 @@ def test_interrupted_in_mid_training_and_continued(
     process.send_signal(signal.SIGTERM)
     message = process.communicate(timeout=120)[1]
     assert process.returncode == 130, message
-    assert "To go on:" in message
+    assert "To resume:" in message
     assert "long.toml --out interrupted" in message
     assert not (folder / "cost.json").exists()
     assert any((folder / "checkpoints").glob("[0-9]*"))

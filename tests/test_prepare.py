@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,21 +15,29 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from prepared import decoded
 
+from bert4rec.config import load_config
 from bert4rec.data.database import connect
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
-from bert4rec.data.sequences import Sequences, fingerprint_of, id_type_of
+from bert4rec.data.sequences import Sequences, fingerprint_of
+from bert4rec.data.sources import open_data
+from bert4rec.data.table_file import Reading
 
 Row = tuple[str, str, int]
 
 
-def decoded(sequences: Sequences) -> dict[str, list[str]]:
-    return {
-        str(user): [str(sequences.vocabulary.raw(token)) for token in sequences[row]]
-        for row, user in enumerate(sequences.user_ids)
-    }
+def as_text(histories: dict[Any, list[Any]]) -> dict[str, list[str]]:
+    return {str(user): [str(item) for item in items] for user, items in histories.items()}
+
+
+def id_type_of(ids: list[str]) -> str:
+    """The law: integers only if every id is one in its canonical form, and fits 64 bits."""
+    matches = (re.fullmatch(r"-?[1-9][0-9]{0,18}|0", text) for text in ids)
+    are_integers = all(match and -(2**63) <= int(match[0]) < 2**63 for match in matches)
+    return "int" if are_integers else "str"
 
 
 def in_order(rows: list[Row]) -> dict[str, list[str]]:
@@ -70,7 +79,7 @@ def test_any_valid_table_survives_a_round_trip(
             csv.writer(file).writerows([("user", "item", "timestamp"), *rows])
         sequences = prepare(Interactions.read(folder / "t.csv"), out=folder / "from_file")
         from_tuples = prepare(Interactions.read(rows), out=folder / "from_tuples")
-        assert decoded(sequences) == in_order(rows)
+        assert as_text(decoded(sequences)) == in_order(rows)
         assert sequences.fingerprint == from_tuples.fingerprint
 
         used = sorted({user for user, _, _ in rows})
@@ -152,11 +161,10 @@ ACTIONS = [
         ),
         ({"min_user_actions": 2}, {"u": "abac", "v": "ab"}, [("min_user_actions=2", 1, 1, 0)]),
         ({"k_core": 2}, {"u": "aba", "v": "ab"}, [("k_core=2", 2, 1, 1)]),
-        ({"keep_last": 2}, {"u": "ac", "v": "ab", "w": "a"}, [("keep_last=2", 2, 0, 0)]),
         (
-            {"min_user_actions": 3, "drop_repeats": True, "keep_last": 2},
-            {"u": "bc"},
-            [("drop_repeats", 1, 0, 0), ("min_user_actions=3", 3, 2, 0), ("keep_last=2", 1, 0, 1)],
+            {"min_user_actions": 3, "drop_repeats": True},
+            {"u": "abc"},
+            [("drop_repeats", 1, 0, 0), ("min_user_actions=3", 3, 2, 0)],
         ),
     ],
 )
@@ -221,6 +229,19 @@ def test_only_prepared_data_is_replaced(tmp_path: Path) -> None:
         assert meta.read_text() == other
 
 
+def test_a_prepared_directory_opens_with_its_own_filters_only(tmp_path: Path) -> None:
+    first = prepared(ACTIONS, tmp_path, k_core=2)
+    meta = tmp_path / "prepared" / "meta.json"
+    content = json.loads(meta.read_text())
+    content["filters"]["keep_last"] = None  # a filter that earlier versions had
+    meta.write_text(json.dumps(content))
+    for overrides in ([], ["data.k_core=2"]):
+        config = load_config("default", None, overrides).data
+        assert open_data(tmp_path / "prepared", config).fingerprint == first.fingerprint
+    with pytest.raises(ValueError, match="filters cannot be changed afterwards"):
+        open_data(tmp_path / "prepared", load_config("default", None, ["data.k_core=3"]).data)
+
+
 def test_duckdb_fetches_no_code() -> None:
     with connect() as connection:
         settings = connection.execute(
@@ -238,19 +259,12 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             Filters(min_rating=rating)
     with pytest.raises(ValueError, match="k_core is -1"):
         Filters(k_core=-1)
-    with pytest.raises(ValueError, match="keep_last is 1"):
-        Filters(keep_last=1)
     with pytest.raises(ValueError, match=r"needs a rating column.*--rating"):
         prepared([row[:3] for row in ACTIONS], tmp_path, min_rating=3)
     with pytest.raises(ValueError, match=r"row 2: the rating .* is 'good', which is not a number"):
         prepared([ACTIONS[0], ("u", "b", 2, "good")], tmp_path, min_rating=3)
     with pytest.raises(ValueError, match=r"memory_limit='lots'.*write 512MB"):
         prepare(Interactions.read(ACTIONS), out=tmp_path / "p", memory_limit="lots")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("keep me")
-    with pytest.raises(ValueError, match="holds other files"):
-        prepare(Interactions.read(ACTIONS), out=tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep me"
 
 
 def test_unused_ratings_may_be_anything(tmp_path: Path) -> None:
@@ -265,7 +279,7 @@ def test_same_content_is_reused_and_any_change_is_not(tmp_path: Path) -> None:
 
     def run(**options: Any) -> tuple[Sequences, bool]:
         said.clear()
-        interactions = Interactions.read(path, **options)
+        interactions = Interactions.read(path, Reading(**options))
         sequences = prepare(interactions, cache=cache, progress=said.append)
         return sequences, any(line.startswith("reused ") for line in said)
 
@@ -319,7 +333,7 @@ def test_ml_1m_ratings_give_the_sequences_of_the_papers(shared_data: Path, tmp_p
     """Users and items have other numbers there; titles of items and lengths of users join them."""
     folder = shared_data / "ml-1m"
     sequences = prepare(
-        Interactions.read(folder / "ratings.tsv.gz", on_bad_rows="skip"),
+        Interactions.read(folder / "ratings.tsv.gz", Reading(on_bad_rows="skip")),
         Filters(min_item_actions=5),
         out=tmp_path / "ml-1m",
     )

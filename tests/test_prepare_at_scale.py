@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from prepared import bytes_of
 from toys import random_histories
 
 from bert4rec.data import remote, splits
-from bert4rec.data.arrays import create_array, write_range
 from bert4rec.data.filters import Filters
-from bert4rec.data.interactions import Interactions
-from bert4rec.data.prepare import prepare
+from bert4rec.data.interactions import Interactions, names_of
+from bert4rec.data.prepare import LocalEngine, prepare
+from bert4rec.data.prepared_files import create_array, write_range
 from bert4rec.data.sequences import Sequences
-from bert4rec.data.table import names_of
+from bert4rec.data.table_file import Reading
+from bert4rec.distributed.prepare_on_ray import ClusterEngine
 
 N_FILES = 5
 
@@ -65,10 +67,6 @@ def write_files(folder: Path, columns: dict[str, Any], n_files: int = N_FILES) -
     return folder
 
 
-def bytes_of(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 class Here:
     """Workers that are this process."""
 
@@ -76,6 +74,9 @@ class Here:
 
     def map(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [task(*each) for each in arguments]
+
+
+IN_PROCESS = ClusterEngine(Here())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,10 +99,7 @@ def test_parquet_files_give_the_sequences_of_one_text(kind: str, tmp_path: Path)
     ("kind", "filters"),
     [
         ("integers", {}),
-        (
-            "integers",
-            {"min_rating": 3, "drop_repeats": True, "min_item_actions": 3, "keep_last": 5},
-        ),
+        ("integers", {"min_rating": 3, "drop_repeats": True, "min_item_actions": 3}),
         ("text", {"k_core": 4}),
         ("text", {"min_user_actions": 2}),
         ("dates", {}),
@@ -112,7 +110,7 @@ def test_many_workers_write_the_same_bytes(
 ) -> None:
     interactions = Interactions.read(write_files(tmp_path / "files", KINDS[kind](rows())))
     prepare(interactions, Filters(**filters), out=tmp_path / "one")
-    prepare(interactions, Filters(**filters), out=tmp_path / "many", workers=Here())
+    prepare(interactions, Filters(**filters), out=tmp_path / "many", engine=IN_PROCESS)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "many")
     if kind == "text":  # the filters leave numbers only: users are in another order than before
         assert Sequences.load(tmp_path / "many").user_id_type == "int"
@@ -124,13 +122,12 @@ def test_bad_rows_are_found_in_whichever_file(tmp_path: Path) -> None:
     columns["user"][3] = ""
     columns["item"][3] = "never seen elsewhere"
     folder = write_files(tmp_path / "files", columns)
-    with pytest.raises(ValueError, match=r"0\.parquet, row 4: the user .* such rows in all: 2"):
-        prepare(Interactions.read(folder), out=tmp_path / "p")
-    with pytest.raises(ValueError, match=r"0\.parquet, row 4: the user .* such rows in all: 2"):
-        prepare(Interactions.read(folder), out=tmp_path / "p", workers=Here())
-    skipping = Interactions.read(folder, on_bad_rows="skip")
+    for engine in (LocalEngine(), IN_PROCESS):
+        with pytest.raises(ValueError, match=r"0\.parquet, row 4: the user .* such rows in all: 2"):
+            prepare(Interactions.read(folder), out=tmp_path / "p", engine=engine)
+    skipping = Interactions.read(folder, Reading(on_bad_rows="skip"))
     one = prepare(skipping, out=tmp_path / "one")
-    prepare(skipping, out=tmp_path / "many", workers=Here())
+    prepare(skipping, out=tmp_path / "many", engine=IN_PROCESS)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "many")
     assert one.meta["dropped"] == [{"step": "blank user", "rows": 2, "users": 0, "items": 1}]
 
@@ -158,7 +155,7 @@ def test_files_that_differ(tmp_path: Path) -> None:
     interactions = Interactions.read(folder)
     assert prepare(interactions, out=tmp_path / "b").fingerprint == expected.fingerprint
     with pytest.raises(ValueError, match=r"3\.parquet has other columns or types"):
-        prepare(interactions, out=tmp_path / "c", workers=Here())
+        prepare(interactions, out=tmp_path / "c", engine=IN_PROCESS)
 
     pl.read_parquet(odd).drop("timestamp").write_parquet(odd)
     with pytest.raises(ValueError, match=r"a time column and .*3\.parquet has none"):
@@ -168,18 +165,18 @@ def test_files_that_differ(tmp_path: Path) -> None:
         Interactions.read(folder)
     middle = len(whole) // 2
     odd.write_bytes(whole[:4] + bytes(middle) + whole[middle + 4 :])  # the footer is intact
-    for workers in (None, Here()):
+    for engine in (LocalEngine(), IN_PROCESS):
         with pytest.raises(ValueError, match=r"3\.parquet cannot be read"):
-            prepare(Interactions.read(folder), out=tmp_path / "d", workers=workers)
+            prepare(Interactions.read(folder), out=tmp_path / "d", engine=engine)
 
 
 def test_workers_are_refused_what_they_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("user,item\n1,2\n1,3\n")
     with pytest.raises(ValueError, match=r"t\.csv is not a plain Parquet file"):
-        prepare(Interactions.read(tmp_path / "t.csv"), out=tmp_path / "p", workers=Here())
+        prepare(Interactions.read(tmp_path / "t.csv"), out=tmp_path / "p", engine=IN_PROCESS)
     folder = write_files(tmp_path / "files", {"user": [1, 1, 2], "item": [1, 2, 1]}, n_files=1)
     with pytest.raises(ValueError, match="3 workers and only 2 users"):
-        prepare(Interactions.read(folder), out=tmp_path / "p", workers=Here())
+        prepare(Interactions.read(folder), out=tmp_path / "p", engine=IN_PROCESS)
     assert not (tmp_path / "p").exists()
 
 
@@ -221,10 +218,12 @@ def test_nothing_remote_is_read_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"ftp://host/a\.parquet: addresses that can be read begin"
     ):
-        Interactions.read("ftp://host/a.parquet", allow_remote=True)
+        Interactions.read("ftp://host/a.parquet", Reading(allow_remote=True))
     (tmp_path / "t.csv").write_text("user,item\n1,2\n")
     with pytest.raises(ValueError, match="table of items must be on this machine"):
-        Interactions.read(tmp_path / "t.csv", items="s3://bucket/items.csv", allow_remote=True)
+        Interactions.read(
+            tmp_path / "t.csv", Reading(items="s3://bucket/items.csv", allow_remote=True)
+        )
 
 
 def test_a_missing_extension_is_not_fetched_unasked(

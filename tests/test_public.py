@@ -1,4 +1,4 @@
-"""Public data sets: fetched, checked, put by hand, and read through the usual door."""
+"""Public data sets: downloaded, checked, put there by hand, and read like any other table."""
 
 import gzip
 import hashlib
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from https_site import Site, authority, site, zip_of
+from prepared import decoded
 
 from bert4rec.data import public
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
 from bert4rec.data.public import DATASETS, get
+from bert4rec.data.sequences import Sequences
 from bert4rec.environment import Environment
 
 __all__ = ["authority", "site"]  # fixtures, used by name
@@ -60,8 +62,14 @@ def publish(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], byte
     return offer
 
 
+def read(name: str, folder: Path) -> Sequences:
+    dataset = DATASETS[name]
+    interactions = Interactions.read(folder / dataset.table, dataset.reading(folder))
+    return prepare(interactions, out=folder.parent / "prepared")
+
+
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_every_set_is_loaded_once_and_read(
+def test_every_set_is_downloaded_once_and_read(
     site: Site, publish: Callable[[str], bytes], tmp_path: Path, name: str
 ) -> None:
     publish(name)
@@ -69,15 +77,9 @@ def test_every_set_is_loaded_once_and_read(
     assert get(name, tmp_path, context=site.context) == folder == tmp_path / name
     assert len(site.requests) == 1
 
-    arguments = DATASETS[name].read_arguments(folder)
-    interactions = Interactions.read(**arguments)
-    sequences = prepare(interactions, out=tmp_path / "prepared")
+    sequences = read(name, folder)
     vocabulary = sequences.vocabulary
-    histories = {
-        user: [vocabulary.raw(token) for token in sequences[row]]
-        for row, user in enumerate(sequences.user_ids)
-    }
-    assert histories == {7: [1, 2], 8: [1]}
+    assert decoded(sequences) == {7: [1, 2], 8: [1]}
     if name in SMALL:
         assert vocabulary.titles == ["Café Noir (1990)", "Plain, and Simple (1991)"]
         assert vocabulary.extra["genres"][0] == "Action|Western"
@@ -187,8 +189,7 @@ def test_real_ml_100k_is_read_with_titles(shared_data: Path, tmp_path: Path) -> 
     for name in ("u.data", "u.item"):
         (folder / name).symlink_to(shared_data / "ml-100k" / name)
     assert get("ml-100k", tmp_path) == folder
-    interactions = Interactions.read(**DATASETS["ml-100k"].read_arguments(folder))
-    sequences = prepare(interactions, out=tmp_path / "prepared")
+    sequences = read("ml-100k", folder)
     assert (sequences.n_users, sequences.n_items, sequences.n_interactions) == (943, 1682, 100_000)
     token = sequences.vocabulary.token(1)
     assert token is not None

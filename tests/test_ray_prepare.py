@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from prepared import bytes_of
 from ray_runtime import ray_address
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
-from bert4rec.cluster import connect
+from bert4rec.distributed.cluster import connect
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
-from bert4rec.data.ray_workers import RayWorkers
+from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,6 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bytes_of(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 def test_the_command_writes_the_same_bytes_on_a_cluster(clicks: Path, tmp_path: Path) -> None:
     prepare(Interactions.read(clicks), Filters(min_item_actions=12), out=tmp_path / "here")
     options = ["--set", "data.min_item_actions=12", "--launcher", "ray", "--workers", "2"]
@@ -45,7 +42,7 @@ def test_the_command_writes_the_same_bytes_on_a_cluster(clicks: Path, tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
 
 
-def test_what_a_worker_refuses_is_said_in_one_sentence(clicks: Path, tmp_path: Path) -> None:
+def test_an_error_of_a_worker_is_one_sentence(clicks: Path, tmp_path: Path) -> None:
     whole = (clicks / "2.parquet").read_bytes()
     middle = len(whole) // 2
     damaged = tmp_path / "2.parquet"
@@ -55,7 +52,7 @@ def test_what_a_worker_refuses_is_said_in_one_sentence(clicks: Path, tmp_path: P
         connect(ray_address(), n_workers=2),
         pytest.raises(ValueError, match=r"^[^\n]*2\.parquet cannot be read[^\n]*$"),
     ):
-        prepare(interactions, out=tmp_path / "p", workers=RayWorkers(2))
+        prepare(interactions, out=tmp_path / "p", engine=ClusterEngine(RayWorkers(2)))
     assert not (tmp_path / "p").exists()
 
 

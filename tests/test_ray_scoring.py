@@ -1,28 +1,27 @@
 """Scoring on a real Ray runtime of two workers: the same rows as without it."""
 
+import dataclasses
 import os
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
 import pytest
 from ray_runtime import ray_address
 from scored import Saved, rows_of, save
 
-from bert4rec.batch import recommend_in_parts
-from bert4rec.batch.on_ray import TOKEN, TRIES, ScoreParts, what_is_wrong
-from bert4rec.batch.parts import Job
-from bert4rec.batch.plan import read_plan
-from bert4rec.cluster import connect
+from bert4rec import __version__
+from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
+from bert4rec.distributed.cluster import connect
+from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, compute_on_ray, what_is_wrong
+from bert4rec.distributed.scoring_parts import ScoringJob
+from bert4rec.distributed.scoring_plan import read_plan
+from bert4rec.distributed.scoring_workers import Reports
 
 pytest.importorskip("ray")
-pytestmark = [  # Ray Data warns of its own settings
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.data"),
-    pytest.mark.filterwarnings(r"ignore:.*is deprecated:UserWarning:ray\.data"),
-]
 N_USERS, N_PARTS = 240, 60
 
 
@@ -76,9 +75,7 @@ def test_the_rows_are_those_of_local_scoring_also_when_a_worker_is_killed(
         saved.sequences,
         out,
         n_parts=N_PARTS,
-        n_workers=2,
-        launcher="ray",
-        ray_address=address,
+        workers=WorkerOptions(2, "ray", address),
         on_progress=kill_a_worker,
     )
     assert len(killed) == 1
@@ -89,7 +86,7 @@ def test_the_rows_are_those_of_local_scoring_also_when_a_worker_is_killed(
     assert hidden == {".lock", *(f".part-{part:05d}.sha256" for part in range(N_PARTS))}
     # What one launcher began another one goes on with.
     (out / "part-00007.parquet").unlink()
-    again = recommend_in_parts(saved.model, saved.sequences, out, launcher="local")
+    again = recommend_in_parts(saved.model, saved.sequences, out)
     assert again.n_parts_before == N_PARTS - 1
     assert rows_of(out) == rows_of(tmp_path / "local")
 
@@ -100,7 +97,7 @@ def actors() -> list[int]:
     for raylet in children_of(os.getpid()):
         for worker in children_of(raylet):
             title = Path(f"/proc/{worker}/cmdline").read_bytes()
-            if b"MapBatches(ScoreParts)" in title:
+            if b"PartActor" in title:
                 found.append(worker)
     return found
 
@@ -111,47 +108,56 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_more_workers_than_the_cluster_has_are_refused(saved: Saved, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 2 CPUs, and 3 workers were asked for"):
+    with pytest.raises(ValueError, match="has 2 CPUs, and 3 workers were requested"):
         recommend_in_parts(
             saved.model,
             saved.sequences,
             tmp_path / "recs",
-            n_workers=3,
-            launcher="ray",
-            ray_address=ray_address(),
+            workers=WorkerOptions(3, "ray", ray_address()),
         )
 
 
 def test_a_machine_that_does_not_see_our_files_says_so(saved: Saved, tmp_path: Path) -> None:
-    out = tmp_path / "recs"
-    recommend_in_parts(saved.model, saved.sequences, out, n_parts=1)
-    plan = read_plan(out)
-    assert plan is not None
-    here = Job(plan, saved.model, saved.data, out)
-    from bert4rec import __version__
-
-    assert "does not see what is written to" in str(
-        what_is_wrong(here.as_json(), "token", __version__)
-    )
-    (out / TOKEN).write_text("token")
-    assert what_is_wrong(here.as_json(), "token", __version__) is None
-    assert "install the same" in str(what_is_wrong(here.as_json(), "token", "0.0"))
-    elsewhere = Job(plan, tmp_path / "not-here", saved.data, out)
-    assert "not-here" in str(what_is_wrong(elsewhere.as_json(), "token", __version__))
+    here = (str(tmp_path), str(saved.model), str(saved.data))
+    assert "does not see what is written to" in str(what_is_wrong(__version__, "token", *here))
+    (tmp_path / TOKEN).write_text("token")
+    assert what_is_wrong(__version__, "token", *here) is None
+    assert "install the same" in str(what_is_wrong("0.0", "token", *here))
+    elsewhere = (str(tmp_path), str(tmp_path / "not-here"), str(saved.data))
+    assert "not-here" in str(what_is_wrong(__version__, "token", *elsewhere))
 
 
-def test_a_part_that_kills_every_worker_is_given_up(saved: Saved, tmp_path: Path) -> None:
-    ray_address()
-    out = tmp_path / "recs"
+def job_of(saved: Saved, out: Path) -> ScoringJob:
+    """Of two parts, the second of which is missing."""
     recommend_in_parts(saved.model, saved.sequences, out, n_parts=2)
+    (out / "part-00001.parquet").unlink()
     plan = read_plan(out)
     assert plan is not None
-    actor = ScoreParts(Job(plan, saved.model, saved.data, out).as_json())
-    (out / "part-00001.parquet").unlink()
-    (out / f"{TRIES}part-1").write_bytes(b"..")  # it died twice
-    actor({"part": np.array([0, 1])})
-    assert (out / "part-00001.parquet").exists()
-    (out / "part-00001.parquet").unlink()
-    (out / f"{TRIES}part-1").write_bytes(b"...")
+    return ScoringJob(plan, saved.model, saved.data, out)
+
+
+def test_a_part_that_kills_every_worker_is_given_up(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(saved, tmp_path / "recs")
+    write = RayWorker.write
+
+    def write_and_die(worker: RayWorker, part: int) -> Future[None]:
+        worker.end()
+        return write(worker, part)
+
+    monkeypatch.setattr(RayWorker, "write", write_and_die)
+    said: list[str] = []
     with pytest.raises(ValueError, match=r"part 1 \(users 120 to 239 .* given up"):
-        actor({"part": np.array([0, 1])})
+        compute_on_ray(job, [1], ray_address(), 1, Reports(lambda n_users: None, said.append))
+    assert len(said) == 2
+
+
+def test_an_error_of_a_worker_is_said_in_one_line(saved: Saved, tmp_path: Path) -> None:
+    job = job_of(saved, tmp_path / "recs")
+    other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, model="another model"))
+    reports = Reports(lambda n_users: None, lambda line: None)
+    with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*has changed"):
+        compute_on_ray(other, [1], ray_address(), 1, reports)
+    compute_on_ray(job, [1], ray_address(), 1, reports)
+    assert job.is_finished(1)

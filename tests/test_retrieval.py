@@ -17,7 +17,7 @@ from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
 from bert4rec import recommender as recommender_module
-from bert4rec.cli.index import add_to
+from bert4rec.cli.index_command import add_to
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.durable import verify_manifest, write_manifest
 from bert4rec.models.coded_table import int8_table
@@ -31,7 +31,7 @@ from bert4rec.retrieval.build import build_index, queries_of
 from bert4rec.retrieval.exact import exact_best, log_probabilities, product_blocks
 from bert4rec.retrieval.filters import Excluded, Filters
 from bert4rec.retrieval.indexed import indexed_best
-from bert4rec.serving.served_model import load_served
+from bert4rec.serving.model_registry import load_model
 
 N_ITEMS, N_GROUPS, DIM = 6_000, 40, 16
 
@@ -471,14 +471,14 @@ def test_an_index_is_built_for_large_catalogues_of_models_that_can_have_one() ->
 
 
 def test_a_model_with_an_index_can_be_served(saved: Path) -> None:
-    from bert4rec.serving.answers import as_bytes, recommended
+    from bert4rec.serving.http.api_routes import dump_json, recommended_fields
 
-    served = load_served(saved, "model")
+    served = load_model(saved, "model")
     assert served.recommender.index is not None
-    answer = json.loads(as_bytes(recommended(served.recommender.recommend(["item-3"]))))
+    answer = json.loads(dump_json(recommended_fields(served.recommender.recommend(["item-3"]))))
     assert len(answer["items"]) == 10
     assert all(each["probability"] is None for each in answer["items"])
-    assert load_served(saved, "model", "exact").recommender.index is None
+    assert load_model(saved, "model", "exact").recommender.index is None
 
 
 def test_the_verb_builds_measures_and_takes_away(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The service under load: models replaced, broken ones refused, ends and kills; the short form.
+"""The service under load: new and broken models, SIGTERM and kill -9; the short form.
 
 `make soak` runs the long form of the same functions.
 """
@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, free_port, save_model, serve
-from under_load.ends import END_WITHIN, end_often
+from served import Served, free_port, save_model, serve, wait_until
 from under_load.kills import kill_often
-from under_load.model_place import ModelPlace, lines_of, until_logged
-from under_load.questions import Questions
+from under_load.known_requests import KnownRequests
+from under_load.model_link import ModelLink, lines_of, until_logged
 from under_load.reloads import (
     BY_CALL,
     BY_SIGNAL,
@@ -28,26 +28,27 @@ from under_load.reloads import (
     refuse_under_load,
     reload_under_load,
 )
+from under_load.shutdowns import STOP_WITHIN, stop_often
 
 pytestmark = pytest.mark.slow
 N_CONNECTIONS = 8
 
 
 @pytest.fixture(scope="module")
-def questions() -> Questions:
-    return Questions()
+def known() -> KnownRequests:
+    return KnownRequests()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, questions: Questions) -> ModelPlace:
-    place = ModelPlace(tmp_path_factory.mktemp("models"))
-    place.switch(questions.versions[0].recommender)
-    return place
+def link(tmp_path_factory: pytest.TempPathFactory, known: KnownRequests) -> ModelLink:
+    link = ModelLink(tmp_path_factory.mktemp("models"))
+    link.switch(known.versions[0].recommender)
+    return link
 
 
 @pytest.fixture(scope="module")
-def served(place: ModelPlace) -> Iterator[Served]:
-    with serve(place.path, "--no-access-log") as served:
+def served(link: ModelLink) -> Iterator[Served]:
+    with serve(link.path, "--no-access-log") as served:
         yield served
 
 
@@ -59,12 +60,12 @@ def version_now(served: Served) -> str:
 
 
 def test_no_request_fails_while_models_are_replaced(
-    served: Served, place: ModelPlace, questions: Questions
+    served: Served, link: ModelLink, known: KnownRequests
 ) -> None:
     load = reload_under_load(
         served,
-        place,
-        questions,
+        link,
+        known,
         version_now(served),
         n_answers=2_000,
         n_connections=N_CONNECTIONS,
@@ -73,16 +74,16 @@ def test_no_request_fails_while_models_are_replaced(
     )
     outcome = asyncio.run(load)
     assert outcome.faults == []
-    assert (outcome.n_reloads, set(outcome.by_version)) == (4, set(questions.by_name))
+    assert (outcome.n_reloads, set(outcome.by_version)) == (4, set(known.by_name))
 
 
 def test_broken_models_are_refused_while_the_old_one_answers(
-    served: Served, place: ModelPlace, questions: Questions
+    served: Served, link: ModelLink, known: KnownRequests
 ) -> None:
     load = refuse_under_load(
         served,
-        place,
-        questions,
+        link,
+        known,
         version_now(served),
         broken=broken_ways(8, (BY_CALL, BY_SIGNAL)),
         n_connections=N_CONNECTIONS,
@@ -94,16 +95,18 @@ def test_broken_models_are_refused_while_the_old_one_answers(
     assert outcome.n_refused == 8
 
 
-def test_a_watched_model_is_taken_when_it_is_whole(tmp_path: Path, questions: Questions) -> None:
+def test_a_watched_model_is_loaded_when_it_is_complete(
+    tmp_path: Path, known: KnownRequests
+) -> None:
     """Replaced under load; and copied by a tool that brings the manifest before the weights."""
-    place = ModelPlace(tmp_path)
-    first, second, third = questions.versions
-    place.switch(first.recommender)
-    with serve(place.path, "--no-access-log", "--watch") as served:
+    link = ModelLink(tmp_path)
+    first, second, third = known.versions
+    link.switch(first.recommender)
+    with serve(link.path, "--no-access-log", "--watch") as served:
         load = reload_under_load(
             served,
-            place,
-            questions,
+            link,
+            known,
             first.version,
             n_answers=300,
             n_connections=N_CONNECTIONS,
@@ -114,20 +117,20 @@ def test_a_watched_model_is_taken_when_it_is_whole(tmp_path: Path, questions: Qu
         assert outcome.faults == []
         assert set(outcome.by_version) == {first.version, second.version}
 
-        whole, arriving = place.new_directory(), place.new_directory()
+        whole, arriving = link.new_directory(), link.new_directory()
         third.recommender.save(whole)
         weights = "model.safetensors"
         shutil.copytree(whole, arriving, dirs_exist_ok=True, ignore=lambda *_: [weights])
-        place.switch_to(arriving)
+        link.switch_to(arriving)
         asyncio.run(until_logged(served, "model refused", 1))
         shutil.copy(whole / weights, arriving / weights)
         lines = asyncio.run(until_logged(served, "model loaded", 2))
         assert lines[-1]["to"] == third.version
-        assert len(lines_of(served, "model refused")) <= 3, "looked at again without need"
+        assert len(lines_of(served, "model refused")) <= 3, "loaded again without need"
 
 
-def test_sigterm_loses_no_accepted_request(tmp_path: Path, questions: Questions) -> None:
-    for end in end_often(tmp_path, questions, n_ends=3, n_connections=16):
+def test_sigterm_loses_no_accepted_request(tmp_path: Path, known: KnownRequests) -> None:
+    for end in stop_often(tmp_path, known, n_stops=2, n_connections=16):
         assert end.is_clean, end
 
 
@@ -138,24 +141,43 @@ def test_kill_9_loses_no_acknowledged_event(tmp_path: Path) -> None:
         assert kill.is_harmless, kill
 
 
-def test_signals_while_it_starts(tmp_path: Path) -> None:
-    """SIGHUP is not the end of a worker that cannot reload yet, and SIGTERM is no failure."""
-    save_model(tmp_path / "model")
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """A server whose worker is still loading, that worker, and the log."""
+    save_model(folder / "model")
     words = [sys.executable, "-c", "from bert4rec.cli import main; main()", "serve"]
-    with (tmp_path / "log").open("w") as log:
+    log = folder / "log"
+    with log.open("w") as file:
         process = subprocess.Popen(
-            [*words, str(tmp_path / "model"), "--port", str(free_port())], stderr=log
+            [*words, str(folder / "model"), "--port", str(free_port())], stderr=file
         )
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while not children.read_text():
-            assert process.poll() is None
-            time.sleep(0.02)
-        time.sleep(0.5)  # the worker imports torch now
-        process.send_signal(signal.SIGHUP)
-        time.sleep(0.5)
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(END_WITHIN) == 0, (tmp_path / "log").read_text()
+        wait_until(lambda: bool(children.read_text()), log)
+        worker = int(children.read_text().split()[0])
+        wait_until(lambda: ignores(worker, signal.SIGHUP), log)
+        yield process, worker, log
     finally:
         process.kill()
+        process.wait()
+
+
+def ignores(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_sighup_does_not_end_a_worker_that_is_still_loading(tmp_path: Path) -> None:
+    with starting(tmp_path) as (process, worker, log):
+        process.send_signal(signal.SIGHUP)
+        os.kill(worker, signal.SIGHUP)
+        wait_until(lambda: '"ready"' in log.read_text(), log)
+        assert process.poll() is None
+        os.kill(worker, 0)
+
+
+def test_sigterm_while_it_loads_is_not_a_failure(tmp_path: Path) -> None:
+    with starting(tmp_path) as (process, _, log):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_WITHIN) == 0, log.read_text()

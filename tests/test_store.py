@@ -1,39 +1,31 @@
 """Laws of the stores of histories: the same for SQLite and for a real Redis."""
 
 import asyncio
-import os
-import random
-import re
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from redis.asyncio import Redis
 from rich.text import Text
+from stores import adder, items, run_histories, with_store
 from toys import sequences_of
-from typer.testing import CliRunner
 
-from bert4rec.cli import app
 from bert4rec.cli.console import shown
-from bert4rec.serving import redis_store, sqlite_file, sqlite_store
-from bert4rec.serving.import_histories import import_histories
-from bert4rec.serving.slow_readers import give_up_on_unread_after
 from bert4rec.serving.store import (
-    KEPT,
-    Added,
+    SHOWN_EVENTS,
+    AddResult,
     Event,
     EventConflict,
-    Store,
+    HistoryStore,
     StoredUser,
     StoreUnavailable,
     open_store,
+    redis_store,
+    sqlite_store,
 )
+from bert4rec.serving.store.history_import import import_histories
 
 T = TypeVar("T")
 HOSTILE = [
@@ -61,23 +53,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"unix://{socket}?db=0&prefix={tmp_path.name}"
 
 
-def with_store(url: str, question: Callable[[Store], Awaitable[T]]) -> T:
-    async def ask() -> T:
-        store = await open_store(url)
-        try:
-            return await question(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(ask())
-
-
-def items(history: list[Event]) -> list[str | int]:
-    return [event.item for event in history]
-
-
 def test_a_history_is_ordered_by_time_and_then_arrival(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         await store.add([Event("u", "late", 20.5), Event("u", "first", 10), Event("v", "x", 1)])
         await store.add([Event("u", "tie", 20.5), Event("u", "early", -3e9)])
         for n in range(12):  # 10 comes after 9
@@ -92,16 +69,16 @@ def test_a_history_is_ordered_by_time_and_then_arrival(url: str) -> None:
 
 def test_what_was_added_is_there_when_the_store_is_opened_again(url: str) -> None:
     event = Event("u", 5, 1_700_000_000.123456, "e")
-    assert with_store(url, lambda store: store.add([event])) == Added(1, 0)
+    assert with_store(url, lambda store: store.add([event])) == AddResult(1, 0)
     assert with_store(url, lambda store: store.history("u")) == [event]
-    assert with_store(url, lambda store: store.add([event])) == Added(0, 1)
+    assert with_store(url, lambda store: store.add([event])) == AddResult(0, 1)
 
 
 def test_an_event_without_a_time_happens_now_and_can_be_sent_again(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         before = time.time()
-        assert await store.add([Event("u", "a", None, "1")]) == Added(1, 0)
-        assert await store.add([Event("u", "a", None, "1")]) == Added(0, 1)
+        assert await store.add([Event("u", "a", None, "1")]) == AddResult(1, 0)
+        assert await store.add([Event("u", "a", None, "1")]) == AddResult(0, 1)
         (event,) = await store.history("u")
         assert event.time is not None
         assert before <= event.time <= time.time()
@@ -112,23 +89,23 @@ def test_an_event_without_a_time_happens_now_and_can_be_sent_again(url: str) -> 
 
 
 def test_an_event_id_is_stored_once_for_a_user(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         events = [Event("u", "a", 1, "1"), Event("u", "b", 2, "2"), Event("u", "a", 1, "1")]
-        assert await store.add(events) == Added(2, 1)
-        assert await store.add([*events, Event("v", "z", 9, "1")]) == Added(1, 3)
-        assert await store.add([Event("u", "a", 1)] * 2) == Added(2, 0)  # no id: all are new
+        assert await store.add(events) == AddResult(2, 1)
+        assert await store.add([*events, Event("v", "z", 9, "1")]) == AddResult(1, 3)
+        assert await store.add([Event("u", "a", 1)] * 2) == AddResult(2, 0)  # no id: all are new
         assert items(await store.history("u")) == ["a", "a", "a", "b"]
         assert items(await store.history("v")) == ["z"]
-        assert await store.add([]) == Added(0, 0)
+        assert await store.add([]) == AddResult(0, 0)
 
     with_store(url, laws)
 
 
 def test_an_integer_and_its_text_are_one_item_but_keep_their_type(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         big = 2**70
         await store.add([Event("u", 5, 1, "1"), Event("u", "5", 2, "2"), Event("u", big, 3, "3")])
-        assert await store.add([Event("u", "5", 1, "1")]) == Added(0, 1)
+        assert await store.add([Event("u", "5", 1, "1")]) == AddResult(0, 1)
         assert items(await store.history("u")) == [5, "5", big]
 
     with_store(url, laws)
@@ -136,7 +113,7 @@ def test_an_integer_and_its_text_are_one_item_but_keep_their_type(url: str) -> N
 
 @pytest.mark.parametrize("other", [Event("u", "b", 1, "1"), Event("u", "a", 2, "1")])
 def test_a_conflict_stores_nothing_of_the_call(url: str, other: Event) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         news = [Event("v", "n", 5, "n"), Event("u", "n", 5)]
         with pytest.raises(EventConflict):
             await store.add([*news, Event("u", "a", 1, "1"), other])  # within one call
@@ -147,13 +124,13 @@ def test_a_conflict_stores_nothing_of_the_call(url: str, other: Event) -> None:
         assert await store.history("v") == []
         assert items(await store.history("u")) == ["a"]
         assert await store.users("", 10) == [StoredUser("u", 1, 1)]
-        assert await store.add(news) == Added(2, 0)
+        assert await store.add(news) == AddResult(2, 0)
 
     with_store(url, laws)
 
 
 def test_a_conflict_does_not_touch_the_adds_beside_it(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         await store.add([Event("u", "a", 1, "same")])
         calls = [
             store.add([Event("u", n, n, "same" if n % 3 == 0 else f"e{n}")]) for n in range(60)
@@ -168,7 +145,7 @@ def test_a_conflict_does_not_touch_the_adds_beside_it(url: str) -> None:
 
 
 def test_erasing_forgets_the_events_their_ids_and_the_user(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         mine = [Event("u", "a", 1, "1"), Event("u", "b", 2)]
         await store.add([*mine, Event("uu", "c", 3, "1")])
         assert await store.erase("u") == 2
@@ -176,7 +153,7 @@ def test_erasing_forgets_the_events_their_ids_and_the_user(url: str) -> None:
         assert await store.history("u") == []
         assert [each.user for each in await store.users("", 10)] == ["uu"]
         assert items(await store.history("uu")) == ["c"]
-        assert await store.add([Event("u", "other", 7, "1")]) == Added(1, 0)
+        assert await store.add([Event("u", "other", 7, "1")]) == AddResult(1, 0)
         assert items(await store.history("u")) == ["other"]
 
     with_store(url, laws)
@@ -191,7 +168,7 @@ def test_users_are_found_by_a_plain_prefix_newest_first(
     monkeypatch.setattr(redis_store, "PAGE", 2)
     names = ["a%b", "a_b", "aab", "A", "a", "ab", "a\U0010ffffz", "b", "\ud7ffq", "\U0010ffffq"]
 
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         await store.add([Event(name, "x", 100 - at) for at, name in enumerate(names)])
 
         async def found(prefix: str, limit: int = 100) -> list[str]:
@@ -209,36 +186,36 @@ def test_users_are_found_by_a_plain_prefix_newest_first(
 def test_a_history_shows_the_newest_and_old_events_go(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered = KEPT + 200
-    monkeypatch.setattr(sqlite_store, "REMEMBERED", remembered)
-    monkeypatch.setattr(redis_store, "REMEMBERED", remembered)
+    n_stored = SHOWN_EVENTS + 200
+    monkeypatch.setattr(sqlite_store, "STORED_EVENTS", n_stored)
+    monkeypatch.setattr(redis_store, "STORED_EVENTS", n_stored)
 
-    async def laws(store: Store) -> None:
-        events = [Event("u", n, n, f"e{n}") for n in range(KEPT + 500)]
+    async def laws(store: HistoryStore) -> None:
+        events = [Event("u", n, n, f"e{n}") for n in range(SHOWN_EVENTS + 500)]
         await store.add(events[:-100][::-1])
         await store.add(events[-100:])
         await store.add([Event("u", "too old", -1)])
-        assert items(await store.history("u")) == list(range(500, KEPT + 500))
-        assert await store.users("", 9) == [StoredUser("u", KEPT, KEPT + 499)]
+        assert items(await store.history("u")) == list(range(500, SHOWN_EVENTS + 500))
+        assert await store.users("", 9) == [StoredUser("u", SHOWN_EVENTS, SHOWN_EVENTS + 499)]
         # Sent again, an event changes nothing, whether it is shown, remembered or forgotten.
-        assert await store.add([events[-1], events[320]]) == Added(0, 2)
+        assert await store.add([events[-1], events[320]]) == AddResult(0, 2)
         await store.add(events)
-        assert items(await store.history("u")) == list(range(500, KEPT + 500))
-        assert await store.erase("u") == remembered
+        assert items(await store.history("u")) == list(range(500, SHOWN_EVENTS + 500))
+        assert await store.erase("u") == n_stored
         await store.add(events)
         with pytest.raises(EventConflict):
             await store.add([Event("u", "other", -1, "e300")])
-        assert await store.add([Event("u", "other", -1, "e299")]) == Added(1, 0)  # forgotten
+        assert await store.add([Event("u", "other", -1, "e299")]) == AddResult(1, 0)  # forgotten
 
     with_store(url, laws)
 
 
 def test_any_text_is_an_id(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         for at, user in enumerate(HOSTILE):
             events = [Event(user, item, n, item) for n, item in enumerate(HOSTILE)]
-            assert await store.add(events) == Added(len(HOSTILE), 0), at
-            assert await store.add(events) == Added(0, len(HOSTILE)), at
+            assert await store.add(events) == AddResult(len(HOSTILE), 0), at
+            assert await store.add(events) == AddResult(0, len(HOSTILE)), at
         for user in HOSTILE:
             history = await store.history(user)
             assert items(history) == HOSTILE
@@ -251,7 +228,7 @@ def test_any_text_is_an_id(url: str) -> None:
 
 
 def test_what_cannot_be_kept_is_refused(url: str) -> None:
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         good, half = Event("u", "a", 1), "\ud800"
         for bad in (
             Event(half, "a", 1),
@@ -274,7 +251,7 @@ def test_what_cannot_be_kept_is_refused(url: str) -> None:
 def test_an_add_is_seen_by_the_next_read_of_another_process(url: str) -> None:
     """Each worker has a store of its own."""
 
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         other = await open_store(url)
         for n in range(50):
             await store.add([Event("u", n, 1)])
@@ -282,26 +259,6 @@ def test_an_add_is_seen_by_the_next_read_of_another_process(url: str) -> None:
         await other.close()
 
     with_store(url, laws)
-
-
-ADDER = """
-import asyncio, sys
-from bert4rec.serving.store import Event, open_store
-async def main(url, user, n):
-    store = await open_store(url)
-    async def add(k):
-        for at in range(k, n, 8):
-            await store.add([Event(user, at, at, str(at)), Event("shared", f"{user}-{at}", at)])
-            print(at, flush=True)
-    await asyncio.gather(*(add(k) for k in range(8)))
-    await store.close()
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
-"""
-
-
-def adder(url: str, user: str, n: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", ADDER, url, user, str(n)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_several_processes_lose_nothing(url: str) -> None:
@@ -312,7 +269,7 @@ def test_several_processes_lose_nothing(url: str) -> None:
         process.communicate()
         assert process.returncode == 0
 
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         for number in range(3):
             assert items(await store.history(f"u{number}")) == list(range(n))
         expected = {f"u{number}-{at}" for number in range(3) for at in range(n)}
@@ -321,87 +278,6 @@ def test_several_processes_lose_nothing(url: str) -> None:
         assert set(shared) == expected
 
     with_store(url, laws)
-
-
-def test_a_killed_process_loses_no_acknowledged_event(tmp_path: Path) -> None:
-    for round_number in range(3):
-        url = f"sqlite:{tmp_path / str(round_number)}"
-        process = adder(url, "u", 100_000)
-        assert process.stdout is not None
-        acknowledged = [int(process.stdout.readline()) for _ in range(40 * (round_number + 1))]
-        os.kill(process.pid, signal.SIGKILL)
-        rest, _ = process.communicate()
-        acknowledged += [int(line) for line in rest.splitlines(keepends=True) if line[-1:] == "\n"]
-        stored = items(with_store(url, lambda store: store.history("u")))
-        shared = items(with_store(url, lambda store: store.history("shared")))
-        assert len(stored) < KEPT
-        assert set(acknowledged) <= set(stored)
-        assert stored == sorted(set(stored))  # none twice
-        assert shared == [f"u-{at}" for at in stored]  # whole calls only
-        with sqlite3.connect(url.removeprefix("sqlite:")) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        connection.close()
-
-
-@pytest.mark.parametrize("is_small", [True, False])
-def test_erased_text_is_in_no_file(
-    tmp_path: Path, is_small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SQLite moves rows about while the file grows, and leaves copies; a large file is left."""
-    monkeypatch.setattr(sqlite_file, "SMALL", 2**30 if is_small else 0)
-    url = f"sqlite:{tmp_path / 'db'}"
-    draw = random.Random(1)
-    names = [f"<{n:06d}>" for n in range(1000)]
-
-    async def laws(store: Store) -> None:
-        for n in range(10):
-            users = draw.choices(names, k=1000)
-            await store.add(
-                [
-                    Event(each, each, draw.random(), f"{n}-{at}{each}")
-                    for at, each in enumerate(users)
-                ]
-            )
-        await asyncio.gather(*map(store.erase, names[::4]))
-
-    with_store(url, laws)
-    if not is_small:
-        run("compact", "--store", url)
-    content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
-    left = set(re.findall(rb"<\d{6}>", content))
-    assert left == {name.encode() for at, name in enumerate(names) if at % 4}
-
-
-def test_a_file_of_histories_is_for_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with_store(f"sqlite:{path}", lambda store: store.add([Event("u", "a", 1)]))
-    assert path.stat().st_mode & 0o077 == 0
-
-
-def test_a_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path) -> None:
-    text, other, newer, torn = (tmp_path / name for name in ("text", "other", "newer", "torn"))
-    text.write_text("not a database, but long enough to be looked at" * 100)
-    with sqlite3.connect(other) as connection:
-        connection.execute("CREATE TABLE users (user TEXT)")
-    connection.close()
-    for path in (newer, torn):
-        with_store(f"sqlite:{path}", lambda store: store.add([Event("u", "a", 1)]))
-    with sqlite3.connect(newer) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    torn.write_bytes(torn.read_bytes()[:100] + b"\xff" * 8000)
-    for path, reason in (
-        (text, "not a store"),
-        (other, "another program"),
-        (newer, "version 99"),
-        (torn, "damaged"),
-        (tmp_path, "not a file"),
-        (tmp_path / "none" / "db", "no folder"),
-    ):
-        before = path.read_bytes() if path.is_file() else None
-        with pytest.raises(ValueError, match=reason):
-            asyncio.run(open_store(f"sqlite:{path}"))
-        assert before is None or path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -417,11 +293,11 @@ def test_a_url_that_cannot_be_used_says_why(url: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-def test_a_store_that_cannot_answer_says_so(tmp_path: Path) -> None:
+def test_a_store_that_does_not_respond_says_so(tmp_path: Path) -> None:
     async def no_server() -> None:
         store = await open_store(f"unix://{tmp_path}/s")
         for question in (store.ping(), store.add([Event("u", "a")]), store.erase("u")):
-            with pytest.raises(StoreUnavailable, match="Redis does not answer"):
+            with pytest.raises(StoreUnavailable, match="Redis does not respond"):
                 await question
         for asked in (store.history("u"), store.users("", 5)):
             with pytest.raises(StoreUnavailable):
@@ -449,7 +325,7 @@ def test_a_store_that_cannot_answer_says_so(tmp_path: Path) -> None:
 def test_redis_comes_back_by_itself(tmp_path: Path, redis_socket: Path) -> None:
     """After a lost connection the next call works."""
 
-    async def laws(store: Store) -> None:
+    async def laws(store: HistoryStore) -> None:
         await store.add([Event("u", "a", 1)])
         async with Redis(unix_socket_path=str(redis_socket)) as other:
             assert await other.client_kill_filter(_type="normal", skipme=True) >= 1
@@ -457,22 +333,6 @@ def test_redis_comes_back_by_itself(tmp_path: Path, redis_socket: Path) -> None:
 
     url = f"unix://{redis_socket}?prefix={tmp_path.name}"
     with_store(url, laws)
-
-
-def test_a_long_write_does_not_hold_up_a_read_or_the_loop(tmp_path: Path) -> None:
-    async def laws(store: Store) -> None:
-        await store.add([Event("u", "a", 1)])
-        many = [Event(f"user {n % 500}", n, n, str(n)) for n in range(40_000)]
-        writing = asyncio.create_task(store.add(many))
-        await asyncio.sleep(0)
-        n_reads = 0
-        while not writing.done():
-            assert len(await store.history("u")) == 1
-            n_reads += 1
-        assert n_reads > 3
-        assert (await writing).stored == len(many)
-
-    with_store(f"sqlite:{tmp_path / 'db'}", laws)
 
 
 TABLE = """user,item,time
@@ -483,17 +343,11 @@ anna,7,2024-01-02 00:00:00.25
 """
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["histories", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_importing_a_table_twice_is_importing_it_once(url: str, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text(TABLE)
-    assert "4 events of 2 users are new" in run("import", str(table), "--store", url)
-    assert "0 events of 2 users are new" in run("import", str(table), "--store", url)
+    assert "4 events of 2 users are new" in run_histories("import", str(table), "--store", url)
+    assert "0 events of 2 users are new" in run_histories("import", str(table), "--store", url)
     january = 1_704_067_200.0
     history = with_store(url, lambda store: store.history("anna"))
     assert [(event.item, event.time) for event in history] == [
@@ -502,49 +356,29 @@ def test_importing_a_table_twice_is_importing_it_once(url: str, tmp_path: Path) 
         (7, january + 86400.25),
     ]
     table.write_text(TABLE + "cora,9,2024-01-05\n")
-    assert "1 events of 3 users are new" in run("import", str(table), "--store", url)
-    shown = run("list", "--store", url)
+    assert "1 events of 3 users are new" in run_histories("import", str(table), "--store", url)
+    shown = run_histories("list", "--store", url)
     assert shown.index("cora") < shown.index("anna") < shown.index("bert")
     assert "2024-01-02 00:00:00" in shown
-    assert "bert" not in run("list", "--store", url, "--query", "ann")
+    assert "bert" not in run_histories("list", "--store", url, "--query", "ann")
 
 
 def test_importing_data_without_times_keeps_its_order(url: str) -> None:
-    long = [n % 7 for n in range(KEPT + 50)]
+    long = [n % 7 for n in range(SHOWN_EVENTS + 50)]
     sequences = sequences_of([[3, 1, 2, 1], long], n_items=7)
     assert sequences.times is None
 
-    async def laws(store: Store) -> None:
-        assert await import_histories(store, sequences) == Added(KEPT + 4, 0)
-        assert await import_histories(store, sequences) == Added(0, KEPT + 4)
-        for row, expected in enumerate(([3, 1, 2, 1], long[-KEPT:])):
+    async def laws(store: HistoryStore) -> None:
+        assert await import_histories(store, sequences) == AddResult(SHOWN_EVENTS + 4, 0)
+        assert await import_histories(store, sequences) == AddResult(0, SHOWN_EVENTS + 4)
+        for row, expected in enumerate(([3, 1, 2, 1], long[-SHOWN_EVENTS:])):
             history = await store.history(str(sequences.user_ids[row]))
             assert items(history) == [sequences.vocabulary.raw(token) for token in expected]
 
     with_store(url, laws)
 
 
-def test_listing_makes_no_store(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no store"):
-        run("list", "--store", f"sqlite:{tmp_path / 'typo'}")
-    assert not (tmp_path / "typo").exists()
-
-
 def test_an_id_cannot_play_with_the_terminal() -> None:
     text = shown("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
     assert not [letter for letter in text if not letter.isprintable()]
     assert Text.from_markup(text).plain == r"evil\x1b]0;title\x07\x1b[31m[bold]red\nnext"
-
-
-def test_looking_for_sockets_leaves_the_locks_of_the_store_alone(tmp_path: Path) -> None:
-    """Otherwise who looks at the file takes its log away, and with it what is written later."""
-    file = tmp_path / "histories.db"
-    writer = sqlite3.connect(file)
-    writer.execute("PRAGMA journal_mode=WAL")
-    writer.execute("CREATE TABLE seen (n)")
-    writer.commit()
-    give_up_on_unread_after(20)
-    look = f"import sqlite3; c = sqlite3.connect({str(file)!r}); c.execute('SELECT * FROM seen')"
-    subprocess.run([sys.executable, "-c", f"{look}; c.close()"], check=True)
-    assert Path(f"{file}-wal").exists()
-    writer.close()

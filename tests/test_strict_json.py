@@ -8,7 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bert4rec.serving.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, NotStrictJSON, parse
+from bert4rec.serving.http.strict_json import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_KEYS,
+    NotStrictJSON,
+    parse,
+)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 plain = st.recursive(

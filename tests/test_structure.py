@@ -1,36 +1,44 @@
-"""The shape of the code: data flows one way, no pickle, nothing heavy before it is needed."""
+"""The shape of the code: data flows one way, one name per idea, nothing heavy before it is needed."""
 
 import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import bert4rec
 
 SOURCE = Path(bert4rec.__file__).parent
-# Each may import itself and what stands before it.
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+# Each room may import itself and what stands before it.
 ORDER = [
     "__init__",
+    "settings",
+    "registry",
     "durable",
-    "config",
     "environment",
-    "cluster",
+    "interrupts",
+    "progress",
     "allocator",
-    "parallel",
+    "threads",
     "data",
     "models",
+    "objectives",
+    "losses",
+    "config",
+    "item_mask",
+    "scoring",
     "retrieval",
-    "ranking",
     "evaluation",
+    "model_directory",
+    "explanation",
     "recommender",
     "serving",
     "training",
-    "batch",
+    "distributed",
     "pipeline",
-    "launch",
     "compression",
-    "costs",
     "lab",
     "cli",
     "__main__",
@@ -57,6 +65,43 @@ def test_imports_point_one_way() -> None:
         assert room in ORDER, f"{path} is in a room that the order does not know"
         for other in imported_rooms(path):
             assert ORDER.index(other) <= ORDER.index(room), f"{path} imports {other}"
+
+
+def test_the_order_is_that_of_the_architecture_page() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"Imports point down this order: (.*?)\.\n", page, flags=re.S)
+    assert re.findall(r"`(\w+)`", listed) == ORDER[1:-1]
+
+
+def test_every_module_is_named_in_the_architecture_page() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.split("```")[3]
+    named = set(re.findall(r"\b(\w+)\.py\b", tree))
+    modules = {path.stem for path in MODULES if not path.stem.startswith("__")}
+    assert named == modules, f"not named: {modules - named}; gone: {named - modules}"
+
+
+def test_no_two_modules_and_no_two_classes_share_a_name() -> None:
+    modules = Counter(path.name for path in MODULES)
+    classes = Counter(
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, n in modules.items() if n > 1] == []
+    assert [name for name, n in classes.items() if n > 1] == []
+
+
+def test_files_are_short_and_functions_take_few_arguments() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 400, f"{path} has more than 400 lines"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and "cli" not in path.parts:
+                named = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                n = len([each for each in named if each.arg not in ("self", "cls")])
+                assert n <= 11, f"{path}: {node.name} takes {n} arguments"
 
 
 def test_recommending_needs_no_training_code() -> None:

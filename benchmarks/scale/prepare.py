@@ -1,9 +1,9 @@
 """Preparing many interactions in bounded memory: `python benchmarks/scale/prepare.py`.
 
-Makes the interactions of `synthetic.py` (not measured), prepares them in a child process and writes
-seconds and peak memory to docs/results/scale/prepare.json. Memory is what the child and its
-children have resident, read from /proc twenty times a second: `anonymous` is what they allocated,
-`resident` also counts pages of files that the system keeps in memory and could drop.
+Generates the interactions of `synthetic.py` (not measured), prepares them in a child process and
+writes seconds and peak memory to docs/results/scale/prepare.json. Memory is that of the child and
+its children, read from /proc twenty times a second: `anonymous` is what they allocated, `resident`
+also counts pages of files that the system keeps in memory and could drop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def children_of(process: int) -> list[int]:
 
 
 def memory_of(process: int) -> dict[str, int]:
-    """Bytes that the process and all below it have resident, and those that no file backs."""
+    """Resident bytes of the process and all below it, and those that no file backs."""
     total = {"resident": 0, "anonymous": 0}
     for one in children_of(process):
         status = Path(f"/proc/{one}/status").read_text()
@@ -49,7 +49,7 @@ def memory_of(process: int) -> dict[str, int]:
 
 
 def measured(command: list[str]) -> dict[str, float]:
-    """Seconds and peak memory of a command and all that it starts."""
+    """Seconds and peak memory of a command and everything it starts."""
     started = time.perf_counter()
     child = subprocess.Popen(command)
     peak = {"resident": 0, "anonymous": 0}

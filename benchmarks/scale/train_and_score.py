@@ -34,8 +34,8 @@ SETTINGS = (
 SCORE = """
 import sys
 from pathlib import Path
-from bert4rec.batch import recommend_users
 from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.batch_scoring import recommend_users
 from bert4rec.recommender import Recommender
 prepared, model, n, out = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 everybody = Sequences.load(prepared)
@@ -46,7 +46,7 @@ some = Sequences(
     everybody.user_ids[:n],
     user_id_type=everybody.user_id_type,
 )
-recommend_users(Recommender.load(model), some, out, k=10)
+recommend_users(Recommender.load(model), some, out)
 """
 
 

@@ -41,7 +41,7 @@ class Measured:
 def load(
     port: int, *, connections: int, seconds: float, delay_ms: float = 0, manner: str = ""
 ) -> Measured:
-    """Every connection asks, waits for the answer, then `delay_ms` (0.5 to 1.5 of it), and again.
+    """Each connection sends a request, gets its response, waits `delay_ms` (x 0.5 to 1.5), repeats.
 
     wrk counts whole seconds. The manners "batch" and "patient" (see recommend.lua) need wrk.
     """
@@ -57,12 +57,12 @@ def load(
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientLoad:
     measured: Measured
-    times: list[tuple[float, float]]  # (moment of the answer, milliseconds that it took), of 200s
+    times: list[tuple[float, float]]  # (moment, milliseconds) of each 200
 
 
-async def by_client(port: int, connections: int, seconds: float, delay_ms: float = 0) -> Asked:
+async def by_client(port: int, connections: int, seconds: float, delay_ms: float = 0) -> ClientLoad:
     choice = random.Random(0)
     payloads = [
         request(
@@ -102,7 +102,7 @@ async def by_client(port: int, connections: int, seconds: float, delay_ms: float
         percentile(took, 50),
         percentile(took, 99),
     )
-    return Asked(measured, times)
+    return ClientLoad(measured, times)
 
 
 def percentile(values: list[float], percent: float) -> float:

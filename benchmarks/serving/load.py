@@ -59,7 +59,7 @@ def save_model(directory: Path) -> None:
 
 @contextlib.contextmanager
 def servers(*options: str) -> Iterator[tuple[Served, Served]]:
-    """One as it is by default, one that answers one at a time; only one is asked at any time."""
+    """One as it is by default, one that answers one at a time; only one is loaded at any time."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         save_model(model)
@@ -134,7 +134,7 @@ def overload(batching: Served, n_rounds: int, seconds: float) -> Facts:
 
 
 def overloaded(port: int, wanted: float, seconds: float) -> Measured:
-    """A client waits for its answer before it asks again: its pause is made shorter by that time.
+    """A client waits for its response first: its pause is made shorter by that time.
 
     A server that keeps all clients waiting gets less than is wanted, whatever their pause.
     """
@@ -151,9 +151,9 @@ def overloaded(port: int, wanted: float, seconds: float) -> Measured:
 def recovery(port: int, normal_ms: float, seconds: float) -> float | None:
     """Seconds until the probe's median is normal for good; None if it never was."""
     began = time.monotonic()
-    asked = asyncio.run(by_client(port, PROBE_CONNECTIONS, seconds, PROBE_DELAY_MS))
+    probed = asyncio.run(by_client(port, PROBE_CONNECTIONS, seconds, PROBE_DELAY_MS))
     windows: dict[int, list[float]] = {}
-    for moment, took in asked.times:
+    for moment, took in probed.times:
         windows.setdefault(int((moment - began) / WINDOW), []).append(took)
     last_slow = max(
         (

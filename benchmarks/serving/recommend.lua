@@ -1,7 +1,7 @@
--- wrk asks for recommendations: histories of 50 items of a catalogue of 3,416.
+-- wrk requests recommendations: histories of 50 items of a catalogue of 3,416.
 --   wrk ... -s recommend.lua URL -- DELAY [batch | patient]
--- DELAY: milliseconds between an answer and the next question; batch: ask /v1/recommend/batch, of one;
--- patient: who is refused waits a second, as Retry-After says, before the next question.
+-- DELAY: milliseconds between a response and the next request; batch: use /v1/recommend/batch, of one;
+-- patient: who is refused waits a second, as Retry-After says, before the next request.
 -- At the end one line of JSON.
 
 local N_ITEMS, LENGTH, N_BODIES = 3416, 50, 256

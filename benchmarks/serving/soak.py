@@ -29,10 +29,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from served import Served, serve  # noqa: E402
-from under_load.ends import end_often  # noqa: E402
 from under_load.kills import kill_often  # noqa: E402
-from under_load.model_place import ModelPlace  # noqa: E402
-from under_load.questions import Questions  # noqa: E402
+from under_load.known_requests import KnownRequests  # noqa: E402
+from under_load.model_link import ModelLink  # noqa: E402
 from under_load.reloads import (  # noqa: E402
     BY_CALL,
     BY_SIGNAL,
@@ -41,6 +40,7 @@ from under_load.reloads import (  # noqa: E402
     refuse_under_load,
     reload_under_load,
 )
+from under_load.shutdowns import stop_often  # noqa: E402
 
 # (to a server that is told of new models, to one that watches for them)
 LONG = {
@@ -72,45 +72,45 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def served_place(questions: Questions, *options: str) -> Iterator[tuple[Served, ModelPlace]]:
+def served_link(known: KnownRequests, *options: str) -> Iterator[tuple[Served, ModelLink]]:
     with tempfile.TemporaryDirectory() as folder:
-        place = ModelPlace(Path(folder))
-        place.switch(questions.versions[0].recommender)
-        with serve(place.path, "--no-access-log", *options) as served:
-            yield served, place
+        link = ModelLink(Path(folder))
+        link.switch(known.versions[0].recommender)
+        with serve(link.path, "--no-access-log", *options) as served:
+            yield served, link
 
 
-def reloads(questions: Questions, sizes: Sizes) -> Facts:
+def reloads(known: KnownRequests, sizes: Sizes) -> Facts:
     facts = {}
     for number, (name, (options, ways, _)) in enumerate(SERVERS.items()):
         n_reloads = sizes["reloads"][number]
-        with served_place(questions, *options) as (served, place):
+        with served_link(known, *options) as (served, link):
             load = reload_under_load(
                 served,
-                place,
-                questions,
-                questions.versions[0].version,
+                link,
+                known,
+                known.versions[0].version,
                 n_answers=sizes["requests"][number],
                 n_connections=sizes["connections"],
                 ways=[ways[n % len(ways)] for n in range(n_reloads)],
                 progress=say,
             )
             outcome = asyncio.run(load)
-        is_passed = outcome.n_faults == 0 and set(outcome.by_version) == set(questions.by_name)
+        is_passed = outcome.n_faults == 0 and set(outcome.by_version) == set(known.by_name)
         facts[name] = outcome.as_facts() | {"is_passed": is_passed}
     return facts
 
 
-def broken(questions: Questions, sizes: Sizes) -> Facts:
+def broken(known: KnownRequests, sizes: Sizes) -> Facts:
     facts = {}
     for number, (name, (options, _, told)) in enumerate(SERVERS.items()):
         ways = broken_ways(sizes["broken"][number], told)
-        with served_place(questions, *options) as (served, place):
+        with served_link(known, *options) as (served, link):
             load = refuse_under_load(
                 served,
-                place,
-                questions,
-                questions.versions[0].version,
+                link,
+                known,
+                known.versions[0].version,
                 broken=ways,
                 n_connections=sizes["connections"],
                 progress=say,
@@ -122,11 +122,11 @@ def broken(questions: Questions, sizes: Sizes) -> Facts:
     return facts
 
 
-def ends(questions: Questions, sizes: Sizes) -> Facts:
+def ends(known: KnownRequests, sizes: Sizes) -> Facts:
     facts = {}
     with tempfile.TemporaryDirectory() as folder:
-        several = end_often(
-            Path(folder), questions, n_ends=sizes["ends"], n_connections=16, workers=(1, 2)
+        several = stop_often(
+            Path(folder), known, n_stops=sizes["ends"], n_connections=16, workers=(1, 2)
         )
         for number, end in enumerate(several, 1):
             facts[str(number)] = end.as_facts() | {"is_passed": end.is_clean}
@@ -134,7 +134,7 @@ def ends(questions: Questions, sizes: Sizes) -> Facts:
     return facts
 
 
-def kills(questions: Questions, sizes: Sizes) -> Facts:
+def kills(known: KnownRequests, sizes: Sizes) -> Facts:
     facts = {}
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +147,7 @@ def kills(questions: Questions, sizes: Sizes) -> Facts:
     return facts
 
 
-PARTS: dict[str, Callable[[Questions, Sizes], Facts]] = {
+PARTS: dict[str, Callable[[KnownRequests, Sizes], Facts]] = {
     "reloads": reloads,
     "broken": broken,
     "ends": ends,
@@ -208,11 +208,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs/results/serving/soak.json")
     arguments = parser.parse_args()
     sizes = SHORT if arguments.short else LONG
-    questions = Questions()
+    known = KnownRequests()
     result: Facts = machine() | {"settings": sizes}
     for part in arguments.only:
         began = time.monotonic()
-        facts = PARTS[part](questions, sizes)
+        facts = PARTS[part](known, sizes)
         is_passed = all(each["is_passed"] for each in facts.values())
         result[part] = {
             "is_passed": is_passed,

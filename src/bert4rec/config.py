@@ -198,7 +198,7 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     if model == "bert4rec":
         second = NextItemStage(bidirectional_prefix=True, epochs=8, learning_rate=1e-3)
         return (NextItemStage(), second)
-    stage: StageSettings = OBJECTIVES[objectives[0]]()
+    stage = parse_settings(OBJECTIVES[objectives[0]], {}, "stages.0")
     return (stage,)
 
 

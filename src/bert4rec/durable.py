@@ -1,6 +1,6 @@
-"""Files and directories that are whole or not there, and that notice when they were damaged.
+"""Files and directories that are complete or absent, and whose damage is detected.
 
-A directory is written beside its place, flushed to disk and renamed into it. Its `manifest.json`
+A directory is written under a temporary name, flushed to disk and renamed. Its `manifest.json`
 holds the SHA-256 and the size of every file.
 """
 
@@ -16,16 +16,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-
-
 LOCK = ".lock"
 
 
 @contextlib.contextmanager
 def alone_in(directory: Path) -> Iterator[int]:
-    """A lock on a directory, as a file descriptor that child processes may hold on to.
+    """An exclusive lock on a directory, as a file descriptor that child processes may inherit.
 
-    It goes when the last process that holds it ends, however it ends. POSIX only.
+    It is released when the last process that holds it ends, however it ends. POSIX only.
     """
     import fcntl
 
@@ -42,8 +40,8 @@ def alone_in(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; on success the file takes the place of `path` at once."""
-    # Another machine that writes here may have a process of the same number.
+    """A temporary path to write to; on success the file atomically becomes `path`."""
+    # A process on another machine that writes here may have the same number.
     name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     temporary = path.with_name(name)
     try:
@@ -57,14 +55,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """The new content or the old one, never a part of either, whatever happens meanwhile."""
+    """Write a file atomically: after a crash it has the new content or the old one."""
     with new_file(path) as temporary:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory to fill; on success it gets its manifest and its final name."""
+    """A temporary directory to fill; on success it gets a manifest and its final name."""
     assert not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -80,7 +78,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def write_manifest(directory: Path, names: Iterable[str] | None = None) -> None:
-    """Vouch for these files, or for all that are there; written last, it makes them one."""
+    """Write the sums of these files, or of all files in the directory; do it last."""
     files = {}
     for name in sorted(names or (path.name for path in directory.iterdir())):
         with (directory / name).open("rb+") as file:
@@ -93,7 +91,7 @@ def write_manifest(directory: Path, names: Iterable[str] | None = None) -> None:
 
 
 def verify_manifest(directory: Path) -> None:
-    """Raise a ValueError that names the first file which is missing, cut short or changed."""
+    """Raise a ValueError that names the first file that is missing, truncated or changed."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         files = {

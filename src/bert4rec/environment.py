@@ -1,4 +1,4 @@
-"""What the environment says: `BERT4REC_CACHE`, `BERT4REC_DATA`, `BERT4REC_ALLOW_REMOTE`, …"""
+"""Environment variables: `BERT4REC_CACHE`, `BERT4REC_DATA`, `BERT4REC_ALLOW_REMOTE`, …"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Environment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BERT4REC_", env_ignore_empty=True)
 
     cache: Path = Field(default_factory=_platform_cache, description="prepared data")
-    data: Path | None = Field(None, description="downloads; a folder of the cache by default")
+    data: Path | None = Field(None, description="downloads; defaults to a folder of the cache")
     allow_remote: bool = Field(False, description="tables may be in object storage")
     debug: bool = Field(False, description="show tracebacks instead of one line")
 

@@ -38,7 +38,7 @@ class SavedModel(NamedTuple):
     vocabulary: Vocabulary
     config: RunConfig
     about: dict[str, Any]
-    index: ItemIndex | None
+    item_index: ItemIndex | None
 
 
 def save_model(directory: Path, saved: SavedModel) -> None:
@@ -57,7 +57,7 @@ def save_model(directory: Path, saved: SavedModel) -> None:
         save_file(tensors, path)
     with new_file(directory / "items.parquet") as path:
         saved.vocabulary.save(path)
-    save_index(directory, saved.index)
+    save_index(directory, saved.item_index)
 
 
 def save_index(directory: Path, index: ItemIndex | None) -> None:

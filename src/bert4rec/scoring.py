@@ -245,8 +245,12 @@ def answer_requests(
         for row, (place, each) in enumerate(zip(rows.tolist(), group, strict=True)):
             n_found = min(int(ranking.n_found[row]), each.k)
             part = slice(row, row + 1), slice(n_found)
-            columns = (column[part] for column in ranking[:3])
-            answers[place] = Ranking(*columns, np.array([n_found]))
+            answers[place] = Ranking(
+                ranking.items[part],
+                ranking.scores[part],
+                ranking.probabilities[part],
+                np.array([n_found]),
+            )
     return [answer for answer in answers if answer is not None]
 
 

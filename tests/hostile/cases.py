@@ -114,7 +114,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     "line breaks in path": (head("GET", "/v1/users/%0d%0aSECRET%1b[2J"), {404}),
     "lone surrogate in path": (head("GET", "/v1/users/%ed%a0%80"), {404, 422}),
     "dots in path": (head("GET", "/web/../../../../etc/passwd"), {404}),
-    "encoded dots in path": (head("GET", "/web/%2e%2e/%2e%2e/guard.py"), {404}),
+    "encoded dots in path": (head("GET", "/web/%2e%2e/service.py"), {404}),
     "NUL in a file's name": (head("GET", "/web/a%00.js"), {404}),
     "a file's long name": (head("GET", f"/web/{'x' * 5000}"), {404}),
     "long user": (head("GET", f"/v1/users/{'x' * 20_000}"), {404, 422}),

@@ -17,10 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from hostile.raw import connect, head, post, read_answer
+from served import wait_until
 
 DRIBBLE = 0.3  # seconds between bytes
 BETWEEN_STARTS = 0.04  # seconds
-EVERY = 0.02  # seconds between the questions of a good client
+EVERY = 0.02  # seconds between the requests of a good client
 LARGE = json.dumps({"histories": [["item-1"]] * 32, "k": 1000}).encode()
 LONG_TITLES = [f"Title {token} {'x' * 3000}" for token in range(60)]  # 6 MB in that answer
 
@@ -75,18 +76,31 @@ def _dribble(sock: socket.socket, data: bytes) -> None:
             time.sleep(DRIBBLE)
 
 
-def n_sockets(pid: int) -> int:
-    """Sockets that a process has open: what a client cannot see who does not read."""
-    n = 0
+def accepted(port: int, socks: list[socket.socket]) -> set[str]:
+    """Names of the server's ends of these connections, as far as it has accepted them."""
+    ours = {sock.getsockname()[1] for sock in socks}
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, *rest = line.split()
+        ports = [int(address.split(":")[1], 16) for address in (local, remote)]
+        inode = rest[6]
+        if ports[0] == port and ports[1] in ours and inode != "0":
+            found.add(f"socket:[{inode}]")
+    return found
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open: a client that does not read cannot see that it was closed."""
+    found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            n += str(link.readlink()).startswith("socket:")
-    return n
+            found.add(str(link.readlink()))
+    return found
 
 
 @dataclass
 class Latencies:
-    """Of a client that asks at a steady pace."""
+    """Of a client that sends requests at a steady pace."""
 
     seconds: list[float] = field(default_factory=list)
     n_failed: int = 0
@@ -133,18 +147,19 @@ def seconds_until_closed(
     Counted from the last one's start. They start one after the other, because they are to be slow,
     not many at once. One that is still open after `within` seconds counts as infinite.
     """
-    time.sleep(0.2)  # who was here before is gone by then
-    n_before = n_sockets(pid)
-    socks = []
+    socks: list[socket.socket] = []
+    ends: set[str] = set()
     for kind in kinds:
         socks.append(connect(port, receive_buffer=65536))
+        wait_until(lambda: bool(accepted(port, socks[-1:])), "not accepted")
+        ends |= accepted(port, socks[-1:])
         threading.Thread(target=kind, args=(socks[-1], key), daemon=True).start()
         time.sleep(BETWEEN_STARTS)
     began = time.monotonic()
     closed: list[float] = []
     while len(closed) < len(kinds) and time.monotonic() - began < within:
-        n_open = max(n_sockets(pid) - n_before, 0)
-        closed += [time.monotonic() - began] * (len(kinds) - n_open - len(closed))
+        n_closed = len(ends - open_files(pid))
+        closed += [time.monotonic() - began] * (n_closed - len(closed))
         time.sleep(0.05)
     for sock in socks:
         sock.close()

@@ -1,7 +1,7 @@
 """A small, fast HTTP/1.1 client on asyncio streams that tells apart how a connection can end.
 
 A connection that is refused, or closed before a byte of an answer, is another thing than one that
-ends within an answer: on the first the server accepted nothing, and asking again is safe.
+ends within an answer: on the first the server accepted nothing, and sending it again is safe.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def request(
 
 
 class Connection:
-    """Opened by the first question, and again by the one after an end. For use by one task."""
+    """Opened by the first request, and again by the one after an end. For use by one task."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -19,7 +19,8 @@ from under_load.client import BrokenAnswer, Connection, NothingAnswered, ask_onc
 N_WRITERS = 6
 N_EVENTS = 3  # of a request
 N_REQUESTS = 100  # of a user: a history shows no more than 1,000 events
-FIRST, LAST = 0.3, 1.2  # seconds of writing before the kill
+FEWEST, MOST = 100, 500  # acknowledged events before the kill
+WRITTEN_WITHIN = 60.0  # seconds
 BACK_WITHIN = 60.0  # seconds until a killed server answers again
 
 
@@ -84,14 +85,16 @@ async def _write(served: Served, prefix: str, written: Written) -> None:
 
 
 async def write_until_killed(
-    served: Served, prefix: str, *, kills_main: bool, after: float
+    served: Served, prefix: str, *, kills_main: bool, after: int
 ) -> list[Written]:
     all_written = [Written() for _ in range(N_WRITERS)]
     tasks = [
         asyncio.create_task(_write(served, f"{prefix}-{number}", written))
         for number, written in enumerate(all_written)
     ]
-    await asyncio.sleep(after)
+    async with asyncio.timeout(WRITTEN_WITHIN):
+        while sum(len(written.acknowledged) for written in all_written) < after:
+            await asyncio.sleep(0.005)
     victims = [served.process.pid] if kills_main else served.workers()
     workers = served.workers()
     for pid in victims:
@@ -180,16 +183,16 @@ def kill_often(folder: Path, *, n_kills: int, workers: int = 1, seed: int = 0) -
                 yield _examined("main", served, store, left_behind)
                 left_behind = None
             if n < n_kills:
-                yield _kill_workers(served, store, f"{n}", moments.uniform(FIRST, LAST))
+                yield _kill_workers(served, store, f"{n}", moments.randint(FEWEST, MOST))
                 n += 1
             if n < n_kills:
-                after = moments.uniform(FIRST, LAST)
+                after = moments.randint(FEWEST, MOST)
                 writing = write_until_killed(served, f"{n}", kills_main=True, after=after)
                 left_behind = asyncio.run(writing)
                 n += 1
 
 
-def _kill_workers(served: Served, store: Path, prefix: str, after: float) -> Kill:
+def _kill_workers(served: Served, store: Path, prefix: str, after: int) -> Kill:
     written = asyncio.run(write_until_killed(served, prefix, kills_main=False, after=after))
     seconds = asyncio.run(_until_ready(served))
     kill = _examined("workers", served, store, written)

@@ -12,20 +12,19 @@ import typer
 
 from bert4rec import __version__
 from bert4rec.cli import (
-    answers,
-    compress,
-    data,
-    histories,
-    index,
-    lab,
-    models,
-    plan,
-    reproduce,
-    serve,
-    train,
-    tune,
+    compress_command,
+    data_commands,
+    histories_commands,
+    index_command,
+    lab_command,
+    model_commands,
+    recommend_commands,
+    reproduce_command,
+    serve_command,
+    train_command,
+    tune_command,
 )
-from bert4rec.cli.console import errors, output, shown
+from bert4rec.cli.console import EXIT_INTERRUPTED, errors, output, printable
 
 app = typer.Typer(
     name="bert4rec",
@@ -48,18 +47,17 @@ def root(
         raise typer.Exit
 
 
-train.add_to(app)
-models.add_to(app)
-tune.add_to(app)
-answers.add_to(app)
-serve.add_to(app)
-index.add_to(app)
-compress.add_to(app)
-plan.add_to(app)
-lab.add_to(app)
-reproduce.add_to(app)
-app.add_typer(data.app, name="data")
-app.add_typer(histories.app, name="histories")
+train_command.add_to(app)
+model_commands.add_to(app)
+tune_command.add_to(app)
+recommend_commands.add_to(app)
+serve_command.add_to(app)
+index_command.add_to(app)
+compress_command.add_to(app)
+lab_command.add_to(app)
+reproduce_command.add_to(app)
+app.add_typer(data_commands.app, name="data")
+app.add_typer(histories_commands.app, name="histories")
 
 
 def main() -> None:
@@ -70,9 +68,9 @@ def main() -> None:
 
         if Environment().debug:
             raise
-        message = f"[bold red]error:[/bold red] {shown(error)}"
+        message = f"[bold red]error:[/bold red] {printable(error)}"
         errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("stopped")
-        sys.exit(130)
+        errors.print("interrupted")
+        sys.exit(EXIT_INTERRUPTED)

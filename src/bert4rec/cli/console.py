@@ -1,4 +1,4 @@
-"""Where the commands print, and the options that several of them share."""
+"""What the verbs print, and where."""
 
 from __future__ import annotations
 
@@ -7,103 +7,38 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.pipeline import Outcome
 
 EXIT_INTERRUPTED = 130
 
 output = Console()
 errors = Console(stderr=True)
 
-TABLE = "How to read the table"
-UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
-ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
-TimeColumn = Annotated[
-    str | None,
-    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
-]
-RatingColumn = Annotated[
-    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
-]
-Delimiter = Annotated[
-    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
-]
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
-    ),
-]
-Encoding = Annotated[
-    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
-]
-OnBadRows = Annotated[
-    Literal["error", "skip"],
-    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
-]
-Items = Annotated[
-    str | None,
-    typer.Option(
-        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
-    ),
-]
-SortMemory = Annotated[
-    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
-]
-Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated."),
-]
-
 
 @contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on standard error that is fed (done, total) and leaves nothing behind."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    """A function to be called with (done, total), which shows progress on standard error."""
+    from bert4rec.progress import ProgressView
 
-    columns = (TextColumn(description), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=errors, transient=True, disable=not errors.is_terminal
-    ) as progress:
-        task = progress.add_task(description, total=None)
-
-        def update(done: int, total: int | None) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield update
+    with ProgressView(description, console=errors) as view:
+        yield view.update
 
 
-def stopped(out: Path, again: list[str] | None = None) -> typer.Exit:
-    """Tell how to go on (the same command if not given), and what to end the program with."""
-    words = again or ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
-    said = f"Stopped; everything so far is saved in {out}. To go on:"
-    errors.print(said, markup=False, soft_wrap=True)
-    errors.print("  " + shlex.join(words), markup=False, highlight=False, soft_wrap=True)
-    return typer.Exit(EXIT_INTERRUPTED)
+def say(message: str) -> None:
+    """A line about the progress of the work, on standard error: results can be piped."""
+    errors.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
-def refuse_given(context: typer.Context, because: str, *, but: tuple[str, ...]) -> None:
-    """An option that would do nothing is a mistake: name the first that is not among `but`."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if source is not None and source.name == "COMMANDLINE" and parameter.name not in but:
-            name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name
-            raise ValueError(f"{name} does nothing with {because}: leave it out")
-
-
-def shown(text: object) -> str:
+def printable(text: object) -> str:
     """An id or a title as text: neither markup nor the terminal's own codes have an effect."""
     from rich.markup import escape
 
@@ -111,6 +46,54 @@ def shown(text: object) -> str:
     return escape("".join(letters))
 
 
-def say(message: str) -> None:
-    """A line about what is going on, on standard error, so that results can be piped."""
-    errors.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
+def exit_interrupted(out: Path, again: list[str] | None = None) -> typer.Exit:
+    """Print the command that resumes (this one if not given); what to end the program with."""
+    words = again or ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
+    message = f"Interrupted; everything so far is saved in {out}. To resume:"
+    errors.print(message, markup=False, soft_wrap=True)
+    errors.print("  " + shlex.join(words), markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(EXIT_INTERRUPTED)
+
+
+def print_next(*commands: list[object]) -> None:
+    """Commands that are worth trying next."""
+    output.print("Next:")
+    for command in commands:
+        words = shlex.join(["bert4rec", *map(str, command)])
+        output.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
+
+
+def describe(sequences: Sequences) -> None:
+    say(
+        f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
+        f"{sequences.n_interactions:,} interactions"
+    )
+
+
+def print_outcome(outcome: Outcome, out: Path) -> None:
+    """The test metrics of a training, beside those of the baselines."""
+    from bert4rec.evaluation.report import metric_table
+
+    output.print(metric_table(outcome.evaluation, "Test items"))
+    if outcome.baselines:
+        output.print(_baseline_table(outcome))
+    output.print(f"The model, its metrics and per-user results are in {out}\n", markup=False)
+
+
+def _baseline_table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    from bert4rec.evaluation.report import column_title, figure
+
+    table = Table(title="Compared with baselines", title_justify="left")
+    table.add_column("model", no_wrap=True)
+    models = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
+    ks = outcome.recommender.config.evaluation.ks
+    k = 10 if 10 in ks else max(ks)
+    columns = [("full", f"HR@{k}"), *((p, f"NDCG@{k}") for p in outcome.evaluation.metrics)]
+    for protocol, metric in columns:
+        title = column_title(protocol, outcome.evaluation)
+        table.add_column(f"{metric}\n{title}", justify="right")
+    for name, evaluation in models.items():
+        table.add_row(name, *(figure(evaluation.value(m, p)) for p, m in columns))
+    return table

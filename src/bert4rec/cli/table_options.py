@@ -1,7 +1,7 @@
-"""The options that say how to read a table, given to every verb that reads one.
+"""The options that say how to read a table, for every command that reads one.
 
-Typer has no groups of options, so `reads_a_table` puts them into a verb's signature; the verb gets
-them as one value.
+Typer has no groups of options. So `reads_a_table` adds them to a command's signature, and the
+command gets them as one value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bert4rec.cli.console import (
+from bert4rec.cli.console import progress_bar, say
+from bert4rec.cli.options import (
     TABLE,
     Delimiter,
     Encoding,
@@ -27,13 +28,11 @@ from bert4rec.cli.console import (
     SortMemory,
     TimeColumn,
     UserColumn,
-    progress_bar,
-    say,
 )
 
 if TYPE_CHECKING:
     from bert4rec.data.filters import DataSettings
-    from bert4rec.data.in_parts import Workers
+    from bert4rec.data.prepare import PrepareEngine
     from bert4rec.data.sequences import Sequences
 
 AllowRemote = Annotated[
@@ -67,9 +66,9 @@ class TableOptions:
         out: Path | None = None,
         *,
         threads: int | None = None,
-        workers: Workers | None = None,
+        engine: PrepareEngine | None = None,
     ) -> Sequences:
-        """The prepared data, read and downloaded if need be, with progress on standard error."""
+        """The prepared data, downloaded and prepared if needed, with progress on standard error."""
         from bert4rec.data.sources import Reading, open_data
 
         values = asdict(self)
@@ -82,13 +81,13 @@ class TableOptions:
                 out=out,
                 memory_limit=memory,
                 threads=threads,
-                workers=workers,
+                engine=engine,
                 say=say,
                 on_download=on_download,
             )
 
     def as_words(self) -> list[str]:
-        """The options that were given, to be typed again."""
+        """The given options, as typed on a command line."""
         words: list[str] = []
         for field in fields(self):
             value, name = getattr(self, field.name), field.name.replace("_", "-")
@@ -101,17 +100,17 @@ class TableOptions:
         return words
 
 
-def reads_a_table(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with the options in the place of its parameter `table`."""
+def reads_a_table(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with these options in place of its parameter `table`."""
     options = inspect.signature(TableOptions, eval_str=True).parameters
-    signature = inspect.signature(verb, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
     kept = [each for each in signature.parameters.values() if each.name != "table"]
     added = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options.values()]
 
-    @functools.wraps(verb)
+    @functools.wraps(command)
     def with_options(*args: Any, **given: Any) -> None:
         table = TableOptions(**{name: given.pop(name) for name in options})
-        verb(*args, table=table, **given)
+        command(*args, table=table, **given)
 
     parameters = [*kept, *added]
     with_options.__dict__["__signature__"] = signature.replace(parameters=parameters)

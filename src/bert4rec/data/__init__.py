@@ -1,1 +1,1 @@
-"""From a table of interactions to sequences of tokens."""
+"""From tables of interactions to sequences of tokens, and their splits."""

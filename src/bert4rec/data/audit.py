@@ -1,14 +1,13 @@
-"""What would spoil a result on this data, before anyone trains on it.
+"""Checks for what would spoil a result on this data, before anyone trains on it.
 
-The test item is a user's last one, as in the leave-one-out split; all else is training here, since
-at test time the validation item is part of the history.
+The test item is a user's last one, as in the leave-one-out split. Everything else counts as
+training here, since the validation item is part of the test history.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,12 +21,57 @@ from bert4rec.data.sequences import Sequences
 
 Severity = Literal["ok", "note", "warn"]
 MIN_ACTIONS = 3  # one to learn from, one to validate, one to test
-BLOCK = 1 << 20  # interactions looked at together
+BLOCK = 1 << 20  # interactions per block: memory does not grow with the data
+
+
+# Per check: the share of what, the share from which it is a warning, and what to do.
+CHECKS = {
+    "users too short": (
+        "users",
+        0.5,
+        f"fewer than {MIN_ACTIONS} actions: they train but are never held out; "
+        f"drop them with min_user_actions={MIN_ACTIONS}",
+    ),
+    "tied times at the split": (
+        "test users",
+        0.05,
+        "the test item and the one before it have the same time, so file order decides which is "
+        "last; use finer times",
+    ),
+    "training after the test time": (
+        "training",
+        0.1,
+        "on average, this share of the training data lies after a user's test item; report the "
+        "global-time split too",
+    ),
+    "duplicate rows": (
+        "interactions",
+        0.01,
+        "the same user, item and time: probably logged twice; use drop_repeats",
+    ),
+    "repeated pairs": (
+        "interactions",
+        0.2,
+        "the same user and item again: if that is not real behaviour, use drop_repeats",
+    ),
+    "test target in own history": (
+        "test users",
+        0.05,
+        "never a hit while seen items are excluded: use drop_repeats, or rank seen items too "
+        "(evaluation.exclude_seen=false)",
+    ),
+    "cold test items": (
+        "test users",
+        0.05,
+        "targets that occur nowhere else: no model can exceed an HR of {rest:.3f}; "
+        "min_item_actions or k_core drops them",
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that can be wrong: how often it is, as a share of what, and what to do."""
+    """One possible fault: how often it occurs, as a share of what, and what to do."""
 
     name: str
     count: int
@@ -51,7 +95,7 @@ class AuditReport:
         return dataclasses.asdict(self)
 
     def render(self) -> Group:
-        """For a rich console."""
+        """The report as a table for a rich console."""
         size = (
             f"{self.n_users:,} users, {self.n_items:,} items, {self.n_interactions:,} interactions"
         )
@@ -66,111 +110,52 @@ class AuditReport:
 
 
 def audit(sequences: Sequences) -> AuditReport:
-    lengths, ends = sequences.lengths, sequences.offsets[1:]
-    is_asked = lengths >= MIN_ACTIONS
-    last = ends[is_asked] - 1  # flat index of every test item
+    is_tested = sequences.lengths >= MIN_ACTIONS
+    last = sequences.offsets[1:][is_tested] - 1  # flat index of every test item
     targets = np.asarray(sequences.tokens[last], dtype=np.int64)
-    n_asked = len(last)
     n_repeated, n_duplicates, n_seen_targets = _repeats(sequences)
     counts = sequences.vocabulary.counts
     trained = counts - np.bincount(targets, minlength=sequences.n_items)
-    n_cold = int((trained[targets] == 0).sum())
-    n_short = int((~is_asked).sum())
     n_rows = sequences.n_interactions
-    checks = [
-        _check(
-            "users too short",
-            n_short,
-            sequences.n_users,
-            "users",
-            warn_from=0.5,
-            advice=f"fewer than {MIN_ACTIONS} actions: they train but are never asked; "
-            f"drop them with min_user_actions={MIN_ACTIONS}",
-        ),
+    checks = (
+        _check("users too short", int((~is_tested).sum()), sequences.n_users),
         *_time_checks(sequences, last, n_duplicates),
-        _check(
-            "repeated pairs",
-            n_repeated,
-            n_rows,
-            "interactions",
-            warn_from=0.2,
-            advice="a user meets an item again: if that is not real behaviour, use drop_repeats",
-        ),
-        _check(
-            "test target in own history",
-            n_seen_targets,
-            n_asked,
-            "test users",
-            warn_from=0.05,
-            advice="can never be hit when seen items are excluded: use drop_repeats, or keep seen "
-            "items in the ranking",
-        ),
-        _check(
-            "cold test items",
-            n_cold,
-            n_asked,
-            "test users",
-            warn_from=0.05,
-            advice="targets that occur nowhere else: no model can pass an HR of "
-            f"{1 - n_cold / max(n_asked, 1):.3f}; min_item_actions or k_core drops them",
-        ),
+        _check("repeated pairs", n_repeated, n_rows),
+        _check("test target in own history", n_seen_targets, len(last)),
+        _check("cold test items", int((trained[targets] == 0).sum()), len(last)),
         _concentration(counts),
-    ]
-    return AuditReport(sequences.n_users, sequences.n_items, n_rows, tuple(checks))
+    )
+    return AuditReport(sequences.n_users, sequences.n_items, n_rows, checks)
 
 
-def _check(
-    name: str, count: int, total: int, share_of: str, *, warn_from: float, advice: str
-) -> Check:
-    share = count / max(total, 1)
+def _check(name: str, count: int, total: int, share: float | None = None) -> Check:
+    share_of, warn_from, advice = CHECKS[name]
+    share = count / max(total, 1) if share is None else share
     severity: Severity = "ok" if count == 0 else "warn" if share >= warn_from else "note"
-    return Check(name, count, share, share_of, severity, advice if count else "")
+    return Check(
+        name, count, share, share_of, severity, advice.format(rest=1 - share) * (count > 0)
+    )
 
 
 def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: int) -> list[Check]:
     if sequences.times is None:
-        advice = "there is no time: the file's order is trusted, and leakage cannot be measured"
+        advice = "file order counts as time order, and leakage cannot be measured"
         return [Check("no time column", 1, 1.0, "data", "note", advice)]
     times = sequences.times
     test_times = np.asarray(times[last])
-    tied = _check(
-        "tied times at the split",
-        int((test_times == times[last - 1]).sum()),
-        len(last),
-        "test users",
-        warn_from=0.05,
-        advice="the test item has the same time as the one before: which is last is the file's "
-        "order; use finer times",
-    )
     is_train = np.ones(len(times), dtype=bool)
     is_train[last] = False
     later = _share_later(np.sort(times[is_train]), test_times)
     n_train = int(is_train.sum())
-    severity: Severity = "ok" if later == 0 else "warn" if later >= 0.1 else "note"
-    leakage = Check(
-        "training after the test time",
-        math.ceil(later * n_train),
-        later,
-        "training",
-        severity,
-        "for the mean test user, this much of the others' training data lies in the future; "
-        "report the global-time split too"
-        if later
-        else "",
-    )
-    duplicates = _check(
-        "duplicate rows",
-        n_duplicates,
-        len(times),
-        "interactions",
-        warn_from=0.01,
-        advice="the same user, item and time twice: likely logged twice; use drop_repeats",
-    )
-    return [tied, leakage, duplicates]
+    return [
+        _check("tied times at the split", int((test_times == times[last - 1]).sum()), len(last)),
+        _check("training after the test time", math.ceil(later * n_train), n_train, later),
+        _check("duplicate rows", n_duplicates, len(times)),
+    ]
 
 
 def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) -> float:
-    """Mean over test users of the share of training that happened after their test time."""
+    """Mean over test users of the share of training interactions after their test time."""
     if not len(train_times) or not len(test_times):
         return 0.0
     n_until = np.searchsorted(train_times, test_times, side="right")
@@ -178,16 +163,16 @@ def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) 
 
 
 def _repeats(sequences: Sequences) -> tuple[int, int, int]:
-    """Interactions that repeat a (user, item), that repeat its time too, test items seen before."""
+    """Counts of repeated (user, item) pairs, of those with equal times, of seen test items."""
     n_repeated = n_duplicates = n_seen_targets = 0
-    for first_user, last_user in _user_blocks(sequences.offsets):
+    for first_user, last_user in sequences.user_blocks(BLOCK):
         start, end = sequences.offsets[first_user], sequences.offsets[last_user]
         lengths = np.diff(sequences.offsets[first_user : last_user + 1])
         user = np.repeat(np.arange(len(lengths)), lengths)
         token = np.asarray(sequences.tokens[start:end])
         is_last = np.zeros(end - start, dtype=bool)
         is_last[(np.cumsum(lengths) - 1)[lengths >= MIN_ACTIONS]] = True
-        # A stable sort keeps time order inside a pair, so equal times are neighbours.
+        # The sort is stable and keeps time order within a pair, so equal times are neighbours.
         order = np.lexsort((token, user))
         user, token, is_last = user[order], token[order], is_last[order]
         is_repeat = (user[1:] == user[:-1]) & (token[1:] == token[:-1])
@@ -199,18 +184,8 @@ def _repeats(sequences: Sequences) -> tuple[int, int, int]:
     return n_repeated, n_duplicates, n_seen_targets
 
 
-def _user_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of users with about BLOCK interactions, so that memory does not grow with the data."""
-    first, n_users = 0, len(offsets) - 1
-    while first < n_users:
-        reach = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
-        last = min(max(reach, first + 1), n_users)
-        yield first, last
-        first = last
-
-
 def _concentration(counts: NDArray[np.int64]) -> Check:
-    """The share of the most popular 1 % of the items, and the Gini coefficient of all."""
+    """The share of the most popular 1 % of items, and the Gini coefficient over all items."""
     ascending = np.sort(counts).astype(np.float64)
     n = len(ascending)
     gini = float(2 * (np.arange(1, n + 1) * ascending).sum() / (n * ascending.sum()) - (n + 1) / n)

@@ -1,4 +1,4 @@
-"""Which column of a table is the user, the item, the time: found by name, or as the user says."""
+"""Find the columns of a table that hold the user, the item, the time, the rating or the title."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ _USUAL: dict[Role, str] = {
 NAMES: dict[Role, list[str]] = {role: names.split() for role, names in _USUAL.items()}
 
 
-def plain(name: str) -> str:
+def normalized(name: str) -> str:
     """`User_ID`, `user-id` and RecBole's `user_id:token` are all `userid`."""
     return re.sub(r"[\W_]+", "", name.split(":")[0].casefold())
 
 
 def is_known_name(text: str, *roles: Role) -> bool:
-    return any(plain(text) in NAMES[role] for role in roles)
+    return any(normalized(text) in NAMES[role] for role in roles)
 
 
-def find_column(
-    role: Role, columns: Sequence[str], named: str | None, table: str, *, is_required: bool
-) -> int | None:
-    """The position of the column for `role` among `columns`; `named` overrules the usual names."""
-    plain_columns = [plain(column) for column in columns]
+def find_column(role: Role, columns: Sequence[str], named: str | None, table: str) -> int | None:
+    """The position of the column for `role`: the one that is `named`, else one with a usual name.
+
+    None if no column has a usual name.
+    """
+    names = [normalized(column) for column in columns]
     if named is not None:
         if named in columns:
             return list(columns).index(named)
-        if plain(named) in plain_columns:
-            return plain_columns.index(plain(named))
+        if normalized(named) in names:
+            return names.index(normalized(named))
         raise ValueError(
             f"{table} has no column {named!r}, which was named as the {role} column; "
             f"its columns are {_listed(columns)}"
         )
-    for name in NAMES[role]:
-        if name in plain_columns:
-            return plain_columns.index(name)
-    if not is_required:
-        return None
-    raise ValueError(
-        f"{table} has no {role} column that can be recognised: its columns are "
-        f"{_listed(columns)}, and the names looked for are {', '.join(NAMES[role][:12])}, …; "
-        f"name it with {role}=… (--{role} on the command line), or pass header=False (--no-header) "
-        "if the first line is a row already"
-    )
+    return next((names.index(name) for name in NAMES[role] if name in names), None)
+
+
+def require_column(role: Role, columns: Sequence[str], named: str | None, table: str) -> int:
+    at = find_column(role, columns, named, table)
+    if at is None:
+        raise ValueError(
+            f"{table} has no {role} column that can be recognised: its columns are "
+            f"{_listed(columns)}, and the names looked for are {', '.join(NAMES[role][:12])}, …; "
+            f"name it with {role}=… (--{role} on the command line), or pass header=False "
+            "(--no-header) if the first line is already a row"
+        )
+    return at
 
 
 def positions_without_header(n_columns: int) -> dict[Role, int]:
-    """What the columns are when nothing names them.
-
-    `user item` (SASRec), `user item time`, or `user item rating time` (MovieLens).
-    """
+    """`user item` (SASRec), `user item time`, or `user item rating time` (MovieLens)."""
     roles: dict[Role, int] = {"user": 0, "item": 1}
     if n_columns == 3:
         roles["time"] = 2

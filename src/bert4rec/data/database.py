@@ -12,38 +12,48 @@ from numpy.typing import NDArray
 
 
 def connect(database: str = ":memory:") -> duckdb.DuckDBPyConnection:
-    """DuckDB as it may read strangers' files: with its built-in formats, fetching no code."""
+    """DuckDB with its built-in formats only: it reads untrusted files and downloads no code."""
     off: dict[str, Any] = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
     connection = duckdb.connect(database, config=off)
-    connection.execute("SET enable_progress_bar = false")  # it would go into the program's output
+    connection.execute("SET enable_progress_bar = false")  # it would mix with our output
     connection.execute("SET TimeZone = 'UTC'")  # for dates without an offset
     return connection
 
 
-def out_of_core(
+def limit_memory(
     connection: duckdb.DuckDBPyConnection, folder: Path, memory_limit: str, threads: int | None
 ) -> None:
-    """Keep to `memory_limit`, and put what does not fit into `folder`."""
+    """Stay within `memory_limit`, and spill the rest to `folder`."""
     try:
         connection.execute(f"SET temp_directory = {quoted(folder / 'spill')}")
-        connection.execute("PRAGMA disable_checkpoint_on_shutdown")  # it is thrown away
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")  # the database is temporary
         connection.execute(f"SET memory_limit = {quoted(memory_limit)}")
         if threads is not None:
             connection.execute(f"SET threads = {int(threads)}")
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"memory_limit={memory_limit!r}, threads={threads!r}: {reason}; write 512MB or 2GB"
+            f"memory_limit={memory_limit!r}, threads={threads!r}: {first_line(error)}; "
+            "write 512MB or 2GB"
         ) from None
 
 
+def fetch_row(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[Any, ...]:
+    """The one row of a query that always has one."""
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return row
+
+
 def count(connection: duckdb.DuckDBPyConnection, relation: str) -> int:
-    found = connection.execute(f"SELECT count(*) FROM {relation}").fetchone()
-    assert found is not None
-    return int(found[0])
+    return int(fetch_row(connection, f"SELECT count(*) FROM {relation}")[0])
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the query and the hints that DuckDB adds."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def quoted(value: str | Path) -> str:
@@ -54,15 +64,23 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def parquet(*paths: str | Path, options: str = "") -> str:
+    """SQL for Parquet files as one relation; folders named `day=1` are not taken for columns."""
+    files = ", ".join(map(quoted, paths))
+    return f"read_parquet([{files}], hive_partitioning=false{options})"
+
+
+def copy_to_parquet(connection: duckdb.DuckDBPyConnection, query: str, path: Path) -> None:
+    connection.execute(f"COPY ({query}) TO {quoted(path)} (FORMAT parquet)")
+
+
 def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) -> None:
-    """Columns of equal length as a Parquet file, without a dependency beyond DuckDB."""
+    """Columns of equal length as a Parquet file."""
     arrays = {name: as_column(values) for name, values in columns.items()}
-    selected = ", ".join(map(identifier, arrays))
     with connect() as connection:
         connection.register("columns", arrays)
-        connection.execute(
-            f"COPY (SELECT {selected} FROM columns) TO {quoted(path)} (FORMAT parquet)"
-        )
+        selected = ", ".join(map(identifier, arrays))
+        copy_to_parquet(connection, f"SELECT {selected} FROM columns", path)
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
@@ -71,21 +89,17 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
 
 
 def read_columns(path: Path) -> dict[str, NDArray[Any]]:
-    """A table as arrays, column by column: tuples of millions of rows would need far more memory.
+    """A table as one array per column: a tuple per row would need far more memory.
 
     A column with gaps is an array of objects, with None in the gaps.
     """
     with connect() as connection:
-        columns = connection.execute(f"SELECT * FROM read_parquet({quoted(path)})").fetchnumpy()
-    return {name: _with_gaps(column) for name, column in columns.items()}
-
-
-def _with_gaps(column: NDArray[Any]) -> NDArray[Any]:
-    if not isinstance(column, np.ma.MaskedArray):
-        return column
-    values = column.data.astype(object)
-    values[np.ma.getmaskarray(column)] = None
-    return values
+        columns = connection.execute(f"SELECT * FROM {parquet(path)}").fetchnumpy()
+    for name, column in columns.items():
+        if isinstance(column, np.ma.MaskedArray):
+            columns[name] = column.data.astype(object)
+            columns[name][np.ma.getmaskarray(column)] = None
+    return columns
 
 
 def as_column(values: NDArray[Any] | Sequence[Any]) -> NDArray[Any]:

@@ -1,16 +1,16 @@
-"""The embedded data set: an invented film club, generated, whose best possible hit rate is known.
+"""The embedded data set: an invented film club, whose best possible hit rate is known.
 
-Every member's next film is drawn from exact weights that depend on nothing but the films they have
-already seen, so any model that reads the whole history could in principle know those weights, and
-ranking by them is the best that anyone can do (`best_possible`). Three things make the weights:
+Every member's next film is drawn with exact weights that depend only on the films they have seen.
+So a model that reads the whole history could know these weights, and no ranking beats the ranking
+by them (`best_possible`). Three things make the weights:
 
-- Franchises are watched in order, part by part, several at a time. Members rest from a story after
-  a part, come back to it within the next few films, and give it up when they stay away too long.
-  So the part that comes next is written in the last dozen films, and hardly in the last one.
+- Franchises are watched in order, several at a time. Members pause after a part, come back within
+  the next few films, and give a franchise up if they stay away too long. So the next part follows
+  from the last dozen films, and hardly from the last one.
 - New films and first parts come from the genres of the last eight films: a taste that drifts.
 - Within a genre, popularity is skewed (Zipf).
 
-All arithmetic is on integers and the only randomness is the raw output of PCG64, so the data is the
+All arithmetic is on integers, and the only randomness is the raw output of PCG64: the data is the
 same on every platform and with every version of numpy.
 """
 
@@ -22,29 +22,118 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bert4rec.data.demo_films import N_GENRES, catalogue
 from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.durable import new_file
 
-# Legend: U members still watching, V films, F franchises, G genres.
+# Legend: U members still watching, V films, F franchises.
 
 SEED = 20190414
 N_USERS = 3000
 TASTE_MEMORY = 8  # films that make up the current taste
 
 # How strongly an unfinished franchise pulls, by the number of films since its last part: little at
-# once (rest), most after two to four films, never again after twelve (given up). No two are equal,
-# so that no two unfinished franchises tie.
+# first, most after two to four films, not at all after twelve. No two values are equal, so no two
+# unfinished franchises tie.
 PULL = np.array([0, 14, 66, 60, 52, 42, 32, 24, 17, 12, 8, 5, 3, 0])
-NOVELTY = 100  # on the same scale: the pull of everything new together
+NOVELTY = 100  # on the same scale: the pull of all new films together
 TASTE_UNITS = 1000  # a taste is this many units spread over the genres
 
 FIRST_TIME = 1_672_531_200  # 2023-01-01, in seconds
 HOUR = 3600
 
 
+PARTS = (3, 4, 5, 6, 7)  # of the five franchises of each genre
+N_SINGLES = 20  # films outside franchises, per genre
+
+# Ten adjectives and ten nouns per genre; no noun is in two genres, so no two titles are equal.
+WORDS = {
+    "Adventure": (
+        "Glass Hidden Burning Emerald Lost Copper Broken Northern Drowned Whispering",
+        "Harbour Caravan Lagoon Compass Jungle Expedition Lighthouse Volcano Atlas Island",
+    ),
+    "Comedy": (
+        "Accidental Borrowed Clumsy Reluctant Cheerful Inverted Awkward Second-Hand Noisy Wobbly",
+        "Butler Wedding Neighbour Landlord Orchestra Bakery Mayor Holiday Dentist Reunion",
+    ),
+    "Crime": (
+        "Silent Crooked Velvet Midnight Marked Paper Cold Double Nameless Patient",
+        "Alibi Informer Heist Verdict Witness Ransom Inspector Forger Ledger Suspect",
+    ),
+    "Drama": (
+        "Quiet Fading Autumn Distant Tender Unfinished Slow Winter Faithful Salted",
+        "Letter Orchard Daughter River Farewell Window Teacher Garden Promise Station",
+    ),
+    "Fantasy": (
+        "Silver Thorn Seventh Moonlit Forgotten Ivory Sleeping Crimson Wandering Elder",
+        "Crown Dragon Oracle Kingdom Sorcerer Gate Raven Tower Prophecy Giant",
+    ),
+    "Horror": (
+        "Hollow Pale Rotting Locked Crawling Faceless Buried Starving Blind Thirteenth",
+        "Cellar Mirror Scarecrow Asylum Nursery Chapel Doll Swamp Visitor Attic",
+    ),
+    "Romance": (
+        "Sunlit Parisian Stolen Summer Secret Golden Sudden Handwritten Rainy Barefoot",
+        "Kiss Terrace Dance Bouquet Stranger Balcony Melody Sailor Café Proposal",
+    ),
+    "Space": (
+        "Orbital Frozen Last Magnetic Solar Stranded Quantum Red Infinite Orphan",
+        "Colony Signal Comet Beacon Starship Airlock Nebula Android Frontier Satellite",
+    ),
+}
+N_GENRES = len(WORDS)
+ROMAN = ("", " II", " III", " IV", " V", " VI", " VII")
+
+
+@dataclass(frozen=True)
+class DemoFilms:
+    """The invented films as arrays; a film is its row."""
+
+    titles: list[str]
+    genres: list[str]
+    franchises: list[str | None]
+    genre: NDArray[np.int64]  # (V,)
+    franchise: NDArray[np.int64]  # (V,), F where there is none
+    part: NDArray[np.int64]  # (F + 1, 8): the film that is this part, V past the end
+    appeal: NDArray[np.int64]  # (V,): Zipf inside the genre; 0 for films that only follow another
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> DemoFilms:
+    films: list[tuple[str, str, str | None]] = []
+    for genre, (adjectives, nouns) in WORDS.items():
+        adjective, noun = adjectives.split(), nouns.split()
+        for f, n_parts in enumerate(PARTS):
+            name = f"The {adjective[f]} {noun[f]}"
+            films += [(name + ROMAN[p], genre, name) for p in range(n_parts)]
+        for s in range(N_SINGLES):  # off the diagonal, where the franchises are
+            films.append((f"{adjective[s % 10]} {noun[(s + 1 + s // 10) % 10]}", genre, None))
+    titles, genres, franchises = (list(column) for column in zip(*films, strict=True))
+
+    names = sorted({name for name in franchises if name is not None}, key=franchises.index)
+    franchise = np.array([names.index(n) if n else len(names) for n in franchises])
+    part = np.full((len(names) + 1, len(ROMAN) + 1), len(films))
+    for f in range(len(names)):
+        members = np.flatnonzero(franchise == f)
+        part[f, : len(members)] = members
+
+    appeal = np.zeros(len(films), np.int64)
+    for g, genre in enumerate(WORDS):
+        own = [i for i, own_genre in enumerate(genres) if own_genre == genre]
+        firsts = [i for i in own if franchises[i] == titles[i]]
+        singles = [i for i in own if franchises[i] is None]
+        # Franchises are among the better known films, interleaved with single ones.
+        by_rank = [film for pair in zip(firsts, singles, strict=False) for film in pair]
+        by_rank += singles[len(firsts) :]
+        # The genre's number is added so that equally high ranks of two genres do not tie.
+        appeal[by_rank] = [1000 // (rank + 1) + g for rank in range(len(by_rank))]
+    index = {genre: g for g, genre in enumerate(WORDS)}
+    return DemoFilms(
+        titles, genres, franchises, np.array([index[g] for g in genres]), franchise, part, appeal
+    )
+
+
 class _Club:
-    """What every member has seen so far, in the form that the next film depends on."""
+    """What every member has seen so far, in the form that decides the next film."""
 
     def __init__(self, n_users: int) -> None:
         self.films = catalogue()
@@ -56,7 +145,7 @@ class _Club:
         self.step = 0
 
     def keep(self, rows: NDArray[np.bool_]) -> None:
-        """Forget the members whose last film has come."""
+        """Keep only these members; the others have seen their last film."""
         self.is_unseen, self.n_parts = self.is_unseen[rows], self.n_parts[rows]
         self.last_step, self.recent = self.last_step[rows], self.recent[rows]
 
@@ -71,7 +160,7 @@ class _Club:
         gap = np.minimum(self.step - self.last_step, len(PULL) - 1)
         pull = np.where(self.n_parts > 0, PULL[gap], 0)
         following = self.films.part[np.arange(self.films.part.shape[0]), self.n_parts]
-        # Franchises that are over write into one more column, which is cut off again.
+        # Finished franchises write into one more column, which is cut off again.
         weights = np.concatenate([new * NOVELTY, np.zeros((n_users, 1), np.int64)], axis=1)
         scale = TASTE_UNITS * self.films.appeal.sum() // N_GENRES
         np.maximum.at(weights, (np.arange(n_users)[:, None], following), pull * scale)
@@ -90,9 +179,9 @@ class _Club:
 
 
 def _draw(weights: NDArray[np.int64], source: np.random.PCG64) -> NDArray[np.int64]:
-    """One film a member, in proportion to its row of weights."""
+    """One film per member, in proportion to its row of weights."""
     reached = weights.cumsum(axis=1)
-    # The remainder of 64 random bits: a bias of 1 in 10^8, and no float whose last bit may differ.
+    # The remainder of 64 random bits: a bias of 1 in 10^8, and no rounding that may differ.
     ticket = (source.random_raw(len(weights)) % reached[:, -1].astype(np.uint64)).astype(np.int64)
     film: NDArray[np.int64] = (reached <= ticket[:, None]).sum(axis=1)
     return film
@@ -100,7 +189,7 @@ def _draw(weights: NDArray[np.int64], source: np.random.PCG64) -> NDArray[np.int
 
 @dataclass(frozen=True)
 class _Viewings:
-    """All viewings, member by member, and how the last film of each ranked by its true weight."""
+    """All viewings by member, and the rank of each member's last film by its true weight."""
 
     film: NDArray[np.int64]
     seconds: NDArray[np.int64]
@@ -116,7 +205,7 @@ def _viewings() -> _Viewings:
     def uniform(size: int, below: int) -> NDArray[np.int64]:
         return (source.random_raw(size) % np.uint64(below)).astype(np.int64)
 
-    # 10 to 63 films, about 25 in the mean, with a long tail.
+    # 10 to 63 films, about 25 on average, with a long tail.
     lengths = 10 + uniform(N_USERS, 50) * uniform(N_USERS, 50) // 50 + uniform(N_USERS, 6)
     film = np.zeros((N_USERS, int(lengths.max())), np.int64)
     gaps = np.zeros_like(film)
@@ -167,7 +256,7 @@ def items() -> list[dict[str, str | None]]:
 
 
 def sequences() -> Sequences:
-    """The data set as training takes it."""
+    """The data set, prepared for training."""
     films, viewings, names = catalogue(), _viewings(), _item_ids()
     counts = np.bincount(viewings.film, minlength=len(names))
     by_count = np.argsort(-counts, kind="stable")  # rows are in the order of their ids
@@ -196,10 +285,10 @@ def sequences() -> Sequences:
 
 
 def best_possible() -> dict[str, float]:
-    """What ranking by the true weights scores on the last item of every user, over all items.
+    """The score of a ranking by the true weights on every user's last item, over all items.
 
-    `HR@k` and `NDCG@k` are counted on the items that were drawn: the number to hold a model
-    against. `expected HR@k` and `expected NDCG@k` are their means over all draws.
+    `HR@k` and `NDCG@k` count the items that were drawn: compare a model with these. `expected HR@k`
+    and `expected NDCG@k` are their means over all draws.
     """
     rank, chances = _viewings().last_rank, _viewings().last_chances
     gain = 1 / np.log2(np.arange(chances.shape[1]) + 2)
@@ -213,7 +302,7 @@ def best_possible() -> dict[str, float]:
 
 
 def write_csv(directory: Path) -> tuple[Path, Path]:
-    """The data set as a newcomer's own would look: `interactions.csv` and `items.csv`."""
+    """Write the data set as `interactions.csv` and `items.csv`, like a user's own tables."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = directory / "interactions.csv", directory / "items.csv"
     with new_file(paths[0]) as path, path.open("w", encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Files from the network, held to limits: a resumable HTTPS download and a careful unzip."""
+"""A resumable HTTPS download and a careful unzip, both with limits."""
 
 import hashlib
 import http.client
@@ -11,16 +11,17 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-Progress = Callable[[int, int | None], None]  # bytes done, bytes in all (None: not known)
+OnDownload = Callable[[int, int | None], None]  # bytes done, bytes in all (None: unknown)
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0  # seconds without a single byte
-ATTEMPTS = 3  # a dropped connection is taken up again at once, where it broke
-MAX_RATIO = 100  # text packs to a tenth or so; a zip bomb to a thousandth
+ATTEMPTS = 3  # a dropped connection is resumed at once
+MAX_RATIO = 100  # text compresses to about a tenth, a zip bomb to a thousandth
 
 
 def download(
@@ -28,135 +29,129 @@ def download(
     target: Path,
     *,
     max_bytes: int,
-    progress: Progress | None = None,
+    progress: OnDownload | None = None,
     context: ssl.SSLContext | None = None,
 ) -> None:
-    """Put the file at `url` at `target`, or raise ValueError and leave no `target`.
+    """Download `url` to `target`, or raise ValueError and leave no `target`.
 
-    What has arrived is kept in `target.part`: the next call asks for the rest only, provided that
-    the server still has the same file (If-Range); otherwise it starts afresh. The contents are
-    not judged here: check them before use.
+    What has arrived is kept in `target.part`. The next call requests only the rest, if the server
+    still has the same file (If-Range); otherwise it starts over. The caller checks the contents.
     """
     _require_https(url)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
     opener = _https_only_opener(context)
+    transfer = _Transfer(url, target.with_name(target.name + ".part"), max_bytes, progress, opener)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            _transfer(opener, url, part, max_bytes, progress)
+            transfer.run()
             break
         except (urllib.error.URLError, http.client.HTTPException, _ConnectionLost) as error:
             if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError):
                 reason = getattr(error, "reason", None) or error or type(error).__name__
                 raise ValueError(f"could not download {url}: {reason}") from error
-    part.replace(target)
-    _validator_path(part).unlink(missing_ok=True)
+    transfer.part.replace(target)
+    transfer.note.unlink(missing_ok=True)
 
 
 class _ConnectionLost(Exception):
-    """The transfer ended before all bytes had come."""
+    """The transfer ended before all bytes had arrived."""
 
 
-def _transfer(
-    opener: urllib.request.OpenerDirector,
-    url: str,
-    part: Path,
-    max_bytes: int,
-    progress: Progress | None,
-) -> None:
-    """Bring `part` to its full length with one request."""
-    request = urllib.request.Request(url, headers={"User-Agent": "bert4rec"})
-    n_held, validator = _held(url, part)
-    if n_held:
-        request.add_header("Range", f"bytes={n_held}-")
-        request.add_header("If-Range", validator)
-    try:
-        response = opener.open(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not n_held:
-            raise
-        # What we hold is as long as the file, or longer: not a beginning of it worth keeping.
-        part.unlink()
-        return _transfer(opener, url, part, max_bytes, progress)
-    except urllib.error.URLError:
-        raise
-    except OSError as error:  # urllib wraps what happens while it asks, not while it waits
-        raise _ConnectionLost(str(error) or type(error).__name__) from error
-    with response:
-        resumes = response.status == http.client.PARTIAL_CONTENT
-        if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {n_held}-"):
-            part.unlink()
-            raise _ConnectionLost("the server sent another range than it was asked for")
-        n_done = n_held if resumes else 0
-        length = response.headers.get("Content-Length")
-        n_total = n_done + int(length) if length is not None and length.isdecimal() else None
-        if n_total is not None and n_total > max_bytes:
-            part.unlink(missing_ok=True)
-            raise _too_large(url, n_total, max_bytes)
-        if not resumes:
-            _validator_path(part).write_text(_validator(url, response.headers), encoding="utf-8")
-        with part.open("ab" if resumes else "wb") as file:
-            _copy(response, file, url, n_done, n_total, max_bytes, progress)
-            file.flush()
-            os.fsync(file.fileno())
+@dataclass(frozen=True)
+class _Transfer:
+    """Brings `part` to its full length; a note beside it says which version of the file it is."""
 
+    url: str
+    part: Path
+    max_bytes: int
+    progress: OnDownload | None
+    opener: urllib.request.OpenerDirector
 
-def _copy(
-    response: IO[bytes],
-    file: IO[bytes],
-    url: str,
-    n_done: int,
-    n_total: int | None,
-    max_bytes: int,
-    progress: Progress | None,
-) -> None:
-    while True:
-        if progress is not None:
-            progress(n_done, n_total)
+    @property
+    def note(self) -> Path:
+        return self.part.with_name(self.part.name + ".json")
+
+    def run(self) -> None:
+        """Send one request for what is missing, and append the response."""
+        request = urllib.request.Request(self.url, headers={"User-Agent": "bert4rec"})
+        n_held, validator = self._held()
+        if n_held:
+            request.add_header("Range", f"bytes={n_held}-")
+            request.add_header("If-Range", validator)
         try:
-            chunk = response.read(CHUNK)
-        except OSError as error:  # the network's; an error of the disk below is not caught
-            raise _ConnectionLost(str(error)) from error
-        if not chunk:
-            break
-        n_done += len(chunk)
-        if n_done > max_bytes:  # a server that gave no length, or a false one
-            file.truncate(0)
-            raise _too_large(url, n_done, max_bytes)
-        file.write(chunk)
-    if n_total is not None and n_done < n_total:
-        raise _ConnectionLost(f"the connection ended after {n_done:,} of {n_total:,} bytes")
+            response = self.opener.open(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not n_held:
+                raise
+            # Our part is as long as the file, or longer: it is not a beginning of it.
+            self.part.unlink()
+            return self.run()
+        except urllib.error.URLError:
+            raise
+        except OSError as error:  # urllib wraps errors of the request, not those of the wait
+            raise _ConnectionLost(str(error) or type(error).__name__) from error
+        with response:
+            resumes = response.status == http.client.PARTIAL_CONTENT
+            sent = response.headers.get("Content-Range", "")
+            if resumes and not sent.startswith(f"bytes {n_held}-"):
+                self.part.unlink()
+                raise _ConnectionLost("the server sent another range than the requested one")
+            n_done = n_held if resumes else 0
+            length = response.headers.get("Content-Length")
+            n_total = n_done + int(length) if length is not None and length.isdecimal() else None
+            if n_total is not None and n_total > self.max_bytes:
+                self.part.unlink(missing_ok=True)
+                raise self._too_large(n_total)
+            if not resumes:
+                self._write_note(response.headers)
+            with self.part.open("ab" if resumes else "wb") as file:
+                self._copy(response, file, n_done, n_total)
+                file.flush()
+                os.fsync(file.fileno())
 
+    def _copy(self, response: IO[bytes], file: IO[bytes], n_done: int, n_total: int | None) -> None:
+        while True:
+            if self.progress is not None:
+                self.progress(n_done, n_total)
+            try:
+                chunk = response.read(CHUNK)
+            except OSError as error:  # of the network; errors of the disk are not caught
+                raise _ConnectionLost(str(error)) from error
+            if not chunk:
+                break
+            n_done += len(chunk)
+            if n_done > self.max_bytes:  # the server gave no length, or a wrong one
+                file.truncate(0)
+                raise self._too_large(n_done)
+            file.write(chunk)
+        if n_total is not None and n_done < n_total:
+            raise _ConnectionLost(f"the connection ended after {n_done:,} of {n_total:,} bytes")
 
-def _too_large(url: str, n_bytes: int, max_bytes: int) -> ValueError:
-    return ValueError(f"{url} sends {n_bytes:,} bytes or more; at most {max_bytes:,} are expected")
+    def _too_large(self, n_bytes: int) -> ValueError:
+        return ValueError(
+            f"{self.url} sends {n_bytes:,} bytes or more; at most {self.max_bytes:,} are expected"
+        )
 
+    def _write_note(self, headers: Message) -> None:
+        etag = headers.get("ETag", "")
+        strong = etag if etag.startswith('"') else None  # If-Range may not have a weak one
+        note = {"url": self.url, "validator": strong or headers.get("Last-Modified")}
+        self.note.write_text(json.dumps(note), encoding="utf-8")
 
-def _validator_path(part: Path) -> Path:
-    return part.with_name(part.name + ".json")
-
-
-def _validator(url: str, headers: Message) -> str:
-    """What identifies the server's version of the file. A weak ETag may not be used in If-Range."""
-    etag = headers.get("ETag", "")
-    strong = etag if etag.startswith('"') else None
-    return json.dumps({"url": url, "validator": strong or headers.get("Last-Modified")})
-
-
-def _held(url: str, part: Path) -> tuple[int, str]:
-    """How many bytes of `url` we hold already, and of which version; 0 if that is not known."""
-    try:
-        known = json.loads(_validator_path(part).read_text(encoding="utf-8"))
-        if known["url"] == url and known["validator"]:
-            return part.stat().st_size, str(known["validator"])
-    except (OSError, ValueError, KeyError, TypeError):  # no note, or a broken one: start afresh
-        pass
-    return 0, ""
+    def _held(self) -> tuple[int, str]:
+        """How many bytes are in `part`, and of which version; 0 if that is unknown."""
+        try:
+            known = json.loads(self.note.read_text(encoding="utf-8"))
+            if known["url"] == self.url and known["validator"]:
+                return self.part.stat().st_size, str(known["validator"])
+        except (OSError, ValueError, KeyError, TypeError):  # no note, or a broken one: start over
+            pass
+        return 0, ""
 
 
 def _require_https(url: str) -> None:
     if not url.lower().startswith("https://"):
-        raise ValueError(f"refusing to load {url}: only https addresses are loaded")
+        raise ValueError(f"refusing to download {url}: only https addresses are allowed")
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
@@ -190,17 +185,17 @@ def _https_only_opener(context: ssl.SSLContext | None) -> urllib.request.OpenerD
 def digest_of(path: Path, algorithm: str) -> str:
     """Hex digest of a file, read in chunks."""
     with path.open("rb") as file:
-        # MD5 only tells a damaged file from a whole one: some publishers give nothing better.
+        # MD5 detects damage only, but some publishers give nothing better.
         return hashlib.file_digest(
             file, lambda: hashlib.new(algorithm, usedforsecurity=False)
         ).hexdigest()
 
 
 def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: int) -> None:
-    """Unzip `members` into `folder` under their last names; nothing else leaves the archive.
+    """Unzip `members`, and nothing else, into `folder` under their last names.
 
-    An archive that tries anything is refused as a whole: paths that lead out of the folder, links,
-    more than `max_bytes` unpacked, or packing so tight that only a zip bomb has it.
+    A hostile archive is refused as a whole: paths that lead out of the folder, links, more than
+    `max_bytes` unpacked, or a compression ratio that only a zip bomb has.
     """
     try:
         with zipfile.ZipFile(archive) as zipped:
@@ -222,7 +217,7 @@ def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: i
 
 
 def _check_entry(archive: Path, entry: zipfile.ZipInfo) -> None:
-    # ZipFile turns the backslashes of the archive into slashes on Windows only.
+    # ZipFile turns backslashes in the archive into slashes on Windows only.
     path = PurePosixPath(entry.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in entry.filename:
         raise ValueError(f"{archive} is refused: {entry.filename!r} leads out of its folder")

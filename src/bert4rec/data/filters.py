@@ -1,4 +1,4 @@
-"""Which interactions are kept. Applied in the order of the fields; every step says what it cost."""
+"""Which interactions are kept. Filters apply in the order of their fields and report each step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import duckdb
 from pydantic import Field
 
 from bert4rec.settings import Count, Settings
+
+if TYPE_CHECKING:  # settings are read without loading DuckDB
+    import duckdb
+
+Dropped = dict[str, Any]  # {"step", "rows", "users", "items"}
 
 # The rows to keep, as SQL over `events` and its counts; {value} is the filter's setting.
 _KEEP = {
@@ -22,8 +26,6 @@ _KEEP = {
     "(SELECT code FROM item_counts WHERE n >= {value})",
     "min_user_actions": 'SELECT * FROM events WHERE "user" IN '
     "(SELECT code FROM user_counts WHERE n >= {value})",
-    "keep_last": "SELECT * FROM events QUALIFY row_number() OVER "
-    '(PARTITION BY "user" ORDER BY "time" DESC, row DESC) <= {value}',
 }
 
 _MINIMA = ("min_item_actions", "min_user_actions", "k_core")
@@ -31,14 +33,13 @@ _MINIMA = ("min_item_actions", "min_user_actions", "k_core")
 
 @dataclass(frozen=True)
 class Filters:
-    """What to leave out, in this order.
+    """What to drop, in this order.
 
-    min_rating: only interactions rated at least this.
-    drop_repeats: only the first of a user's interactions with the same item.
-    min_item_actions, then min_user_actions: one pass each, as the papers' data sets were made; so
-        an item may end up below its minimum when its users leave.
-    k_core: users and items with fewer than k actions, again and again until none is left.
-    keep_last: only the last N interactions of a user.
+    min_rating: interactions rated lower than this.
+    drop_repeats: a user's interactions with an item, except the first.
+    min_item_actions, then min_user_actions: one pass each, as for the papers' data sets. So an item
+        may end up below its minimum when its users leave.
+    k_core: users and items with fewer than k actions, repeated until none is left.
     """
 
     min_rating: float | None = None
@@ -46,7 +47,6 @@ class Filters:
     min_item_actions: int = 0
     min_user_actions: int = 0
     k_core: int = 0
-    keep_last: int | None = None
 
     def __post_init__(self) -> None:
         if self.min_rating is not None and not math.isfinite(self.min_rating):
@@ -54,14 +54,12 @@ class Filters:
         for name in _MINIMA:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it cannot be negative")
-        if self.keep_last is not None and self.keep_last < 2:
-            raise ValueError(f"keep_last is {self.keep_last}: a sequence needs at least 2 actions")
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def apply(self, events: Events, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Shrink the events; what each active filter dropped."""
+    def apply(self, events: Events, progress: Callable[[str], None]) -> list[Dropped]:
+        """Shrink the events; return what each active filter dropped."""
         dropped = []
         for name, value in self.as_dict().items():
             if value is None or value is False or (name in _MINIMA and value < 2):
@@ -80,22 +78,22 @@ class Filters:
 
 
 class Events(Protocol):
-    """All that the filters ask of the events, which are on this machine or on many."""
+    """What the filters need of the events, which are on one machine or on many."""
 
     def totals(self) -> dict[str, int]:
         """Numbers of rows, users and items."""
         ...
 
     def keep(self, kept: str) -> None:
-        """Only the rows of the query `kept` over events, user_counts and item_counts.
+        """Keep only the rows of the query `kept` over events, user_counts and item_counts.
 
-        All rows of a user are seen together, and counts are those of all events.
+        The query sees all rows of a user together, and the counts of all events.
         """
         ...
 
 
 class LocalEvents:
-    """The view `events` of one database, which is counted already."""
+    """The view `events` of one database, with its counts."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -119,7 +117,7 @@ def count_events(connection: duckdb.DuckDBPyConnection) -> None:
         )
 
 
-def describe_step(step: dict[str, Any]) -> str:
+def describe_step(step: Dropped) -> str:
     return (
         f"{step['step']} dropped {step['rows']:,} rows, "
         f"{step['users']:,} users, {step['items']:,} items"

@@ -1,6 +1,6 @@
-"""Tables that are already in memory: pandas and polars frames, Arrow tables, lists of tuples.
+"""Tables in memory: pandas and polars frames, Arrow tables, lists of tuples.
 
-Each becomes a Parquet file in the working folder, so that everything after it reads files only.
+Each becomes a Parquet file in the working folder, so that everything after it reads files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bert4rec.data.database import connect, quoted, write_parquet
+from bert4rec.data.database import connect, copy_to_parquet, first_line, write_parquet
 from bert4rec.data.sequences import id_text
 
 TUPLE_COLUMNS = ("user", "item", "time", "rating")
@@ -52,25 +52,25 @@ def write_frame(frame: Any, path: Path, ids: Collection[str] = ()) -> None:
             if hasattr(frame, "dtypes"):  # pandas
                 frame = _plain_pandas(frame, ids)
             with connect() as connection:
-                # A sample of the objects in a column would not tell the type of all.
+                # A sample of the objects in a column does not tell the type of all.
                 connection.execute("SET pandas_analyze_sample = 0")
                 connection.register("frame", frame)
-                connection.execute(f"COPY frame TO {quoted(path)} (FORMAT parquet)")
+                copy_to_parquet(connection, "FROM frame", path)
 
 
 @contextmanager
 def _readable(frame: Any) -> Iterator[None]:
-    """Whatever a frame's own library says about it becomes one sentence."""
+    """Turns whatever a frame's own library reports into one sentence."""
     try:
         yield
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        kind = type(frame).__name__
-        raise ValueError(f"the {kind} cannot be read as a table: {reason}") from None
+        raise ValueError(
+            f"the {type(frame).__name__} cannot be read as a table: {first_line(error)}"
+        ) from None
 
 
 def _plain_pandas(frame: Any, ids: Collection[str]) -> Any:
-    """A pandas frame without what DuckDB would change: objects as ids, zones of nanoseconds."""
+    """A pandas frame without what DuckDB would change: ids that are objects, time zones."""
     plain = frame.copy(deep=False)
     for name, dtype in frame.dtypes.items():
         if str(dtype) == "object" and str(name) in ids:
@@ -105,10 +105,8 @@ def _write_tuples(rows: Sequence[Any], path: Path) -> None:
             raise ValueError(f"row {number} of the list is {row!r}: row 1 has {n} values")
     columns: dict[str, Any] = {}
     for at, name in enumerate(TUPLE_COLUMNS[:n]):
-        column = np.empty(len(rows), dtype=object)
         as_text = id_text if at < 2 else _number_or_time
-        column[:] = [as_text(row[at]) for row in rows]
-        columns[name] = column
+        columns[name] = [as_text(row[at]) for row in rows]
     write_parquet(path, columns)
 
 

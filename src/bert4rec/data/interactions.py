@@ -1,33 +1,103 @@
-"""A table of interactions: where it is, and which of its columns say who did what, and when.
+"""Tables of interactions: where they are, and which of their columns say who did what, and when.
 
-`Interactions.read` looks at the columns and the first rows only; `prepare` reads it all.
+`Interactions.read` looks at the columns and the first rows only; `prepare` reads all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from bert4rec.data.columns import Role, find_column, plain, positions_without_header
+from bert4rec.data.columns import (
+    Role,
+    find_column,
+    normalized,
+    positions_without_header,
+    require_column,
+)
 from bert4rec.data.database import connect
-from bert4rec.data.formats import inspect_file
-from bert4rec.data.frames import frame_columns
-from bert4rec.data.remote import RemoteFile, is_remote, remote_files
-from bert4rec.data.table import Table, names_of
-from bert4rec.data.table_file import TableFile, has_pattern, open_unpacked, readable
+from bert4rec.data.frames import frame_columns, write_frame
+from bert4rec.data.remote import RemoteFile, fetch, is_remote, remote_files
+from bert4rec.data.table_file import (
+    OnBadRows,
+    Reading,
+    TableFile,
+    has_pattern,
+    inspect_file,
+    open_unpacked,
+    parquet_columns,
+    readable,
+)
 
-OnBadRows = Literal["error", "skip"]
-TELL_BYTES = 1 << 30  # hashing this much takes about two seconds
+OnProgress = Callable[[str], None]
+MapTasks = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], list[Any]]
+
+MANY = 5  # files that are still named one by one
+REPORT_BYTES = 1 << 30  # hashing this much takes about two seconds
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """One file or frame, and the positions of the columns that have a role."""
+
+    source: Any  # a TableFile or RemoteFile; or a frame or list, until `as_file` writes it
+    name: str
+    columns: tuple[str, ...]
+    roles: dict[Role, int]
+    is_time_guessed: bool = False  # from its position, where a rating would be possible too
+
+    @property
+    def id_positions(self) -> set[int]:
+        return {at for role, at in self.roles.items() if role in ("user", "item")}
+
+    def as_file(self, path: Path) -> SourceTable:
+        """The same table as a local file; a frame or a remote file is written to `path`."""
+        if isinstance(self.source, TableFile):
+            return self
+        columns, roles = self.columns, self.roles
+        if isinstance(self.source, RemoteFile):  # only the columns with a role travel
+            kept = sorted(roles.values())
+            columns = tuple(columns[at] for at in kept)
+            roles = {role: kept.index(at) for role, at in roles.items()}
+            fetch(self.source, columns, path)
+        else:
+            write_frame(self.source, path, [columns[at] for at in self.id_positions])
+        types = tuple(parquet_columns(path, path).values())
+        source = TableFile(path, "parquet", columns, types=types)
+        return replace(self, source=source, columns=columns, roles=roles)
+
+    def content(self) -> dict[str, Any]:
+        """What a prepared data set depends on: the bytes, and how they are read."""
+        assert isinstance(self.source, TableFile)
+        with readable(self.source.path), self.source.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        reading = (self.source.delimiter, self.source.quote, self.source.has_header)
+        return {
+            "sha256": digest.hexdigest(),
+            "columns": {role: self.columns[at] for role, at in self.roles.items()},
+            "positions": self.roles,
+            "reading": [*reading, self.source.encoding],
+        }
+
+
+def names_of(tables: Sequence[SourceTable], *, are_short: bool = False) -> str:
+    """The tables' names; of many, the first and the last."""
+    names = [Path(table.name).name if are_short else table.name for table in tables]
+    if len(names) > MANY:
+        return f"{names[0]}, …, {names[-1]} ({len(names):,} files)"
+    return ", ".join(names)
 
 
 @dataclass(frozen=True)
 class Interactions:
     """Rows of (user, item[, time][, rating]), and optionally a table that describes the items."""
 
-    tables: tuple[Table, ...]
-    items: Table | None = None
+    tables: tuple[SourceTable, ...]
+    items: SourceTable | None = None
     on_bad_rows: OnBadRows = "error"
 
     @property
@@ -35,100 +105,70 @@ class Interactions:
         return names_of(self.tables)
 
     @classmethod
-    def read(
-        cls,
-        source: Any,
-        *,
-        user: str | None = None,
-        item: str | None = None,
-        time: str | None = None,
-        rating: str | None = None,
-        delimiter: str | None = None,
-        header: bool | None = None,
-        on_bad_rows: OnBadRows = "error",
-        items: Any = None,
-        encoding: str | None = None,
-        allow_remote: bool = False,
-    ) -> Self:
+    def read(cls, source: Any, reading: Reading = Reading()) -> Self:  # noqa: B008 (frozen)
         """Interactions from a file, several files, a frame or a list of tuples.
 
         `source`: a path or pattern (CSV, TSV, Parquet, JSON Lines, `.dat` with `::`, headerless
         `user item` lines; any of them gzipped), a folder of Parquet files, a list of paths, a
         pandas or polars frame, or a list of (user, item), (user, item, time) or (user, item, time,
-        rating) tuples.
-        `user`, `item`, `time`, `rating`: column names, where the usual names do not find them;
-        columns of files without a header are called column1, column2, …
-        With `allow_remote`, Parquet files may be at `s3://…`, `gs://…` or `https://…`.
-        `items`: a file or frame with one row an item: its id, a title, anything else.
-        Without a time column the rows of a user are taken to be in order.
+        rating) tuples. With `reading.allow_remote`, also Parquet files at `s3://…`, `gs://…` or
+        `https://…`.
         """
-        if on_bad_rows not in ("error", "skip"):
-            raise ValueError(f"on_bad_rows is {on_bad_rows!r}: choose 'error' or 'skip'")
-        named: dict[Role, str | None] = {"user": user, "item": item, "time": time, "rating": rating}
         tables = []
-        with connect() as connection:
-            for one in _sources(source, allow_remote):
-                file = one
+        sources = _single_sources(source, reading.allow_remote)
+        with connect() if len(sources) > 1 else nullcontext() as connection:
+            for one in sources:
                 if isinstance(one, Path):
-                    file = inspect_file(
-                        one,
-                        ("user", "item"),
-                        named=[name for name in named.values() if name],
-                        delimiter=delimiter,
-                        header=header,
-                        encoding=encoding,
-                        connection=connection,
-                    )
-                tables.append(_interaction_table(file, named))
-        item_table = None if items is None else _item_table(items, tables[0])
+                    one = inspect_file(one, ("user", "item"), reading, connection)
+                tables.append(_interaction_table(one, reading.columns))
+        item_table = None if reading.items is None else _item_table(reading.items, tables[0])
         _check_same_roles(tables)
-        return cls(tuple(tables), item_table, on_bad_rows)
+        return cls(tuple(tables), item_table, reading.on_bad_rows)
 
     def as_files(
-        self,
-        folder: Path,
-        progress: Callable[[str], None] = lambda message: None,
-        on_all: Callable[..., list[Table]] | None = None,
+        self, folder: Path, progress: OnProgress, map_tasks: MapTasks | None = None
     ) -> Interactions:
-        """All tables as files, written to `folder` if they are none; remote ones by `on_all`."""
+        """All tables as local files, frames written to `folder`, remote ones fetched into it.
+
+        With `map_tasks`, workers fetch the remote ones.
+        """
         is_any_remote = any(isinstance(table.source, RemoteFile) for table in self.tables)
         if is_any_remote:
             progress(f"fetching {self.name}")
         paths = [(table, folder / f"frame_{n}.parquet") for n, table in enumerate(self.tables)]
-        if on_all is None or not is_any_remote:
-            tables = [table.as_file(path) for table, path in paths]
+        if map_tasks is not None and is_any_remote:
+            tables = map_tasks(SourceTable.as_file, paths)
         else:
-            tables = on_all(Table.as_file, paths)
+            tables = [table.as_file(path) for table, path in paths]
         items = None if self.items is None else self.items.as_file(folder / "items_frame.parquet")
         return replace(self, tables=tuple(tables), items=items)
 
-    def content(
-        self,
-        progress: Callable[[str], None] = lambda message: None,
-        of_tables: list[dict[str, Any]] | None = None,
-    ) -> dict[str, Any]:
-        """What a prepared data set depends on; `of_tables` if others have hashed the tables."""
+    def content(self, progress: OnProgress, map_tasks: MapTasks | None = None) -> dict[str, Any]:
+        """What a prepared data set depends on. With `map_tasks`, workers hash the tables."""
+        if map_tasks is not None:
+            progress(f"hashing {self.name}")
+            tables = map_tasks(SourceTable.content, [(table,) for table in self.tables])
+        else:
+            tables = list(self._hashed(progress))
         return {
-            "tables": self._hashed(progress) if of_tables is None else of_tables,
+            "tables": tables,
             "items": None if self.items is None else self.items.content(),
             "on_bad_rows": self.on_bad_rows,
         }
 
-    def _hashed(self, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    def _hashed(self, progress: OnProgress) -> Iterator[dict[str, Any]]:
         sizes = [table.source.path.stat().st_size for table in self.tables]
-        contents: list[dict[str, Any]] = []
-        n_done, n_told = 0, -TELL_BYTES
+        n_done, n_reported = 0, -REPORT_BYTES
         for table, size in zip(self.tables, sizes, strict=True):
-            if sum(sizes) >= TELL_BYTES and n_done - n_told >= TELL_BYTES:
+            if sum(sizes) >= REPORT_BYTES and n_done - n_reported >= REPORT_BYTES:
                 progress(f"hashing: {n_done / 1e9:.1f} of {sum(sizes) / 1e9:.1f} GB")
-                n_told = n_done
-            contents.append(table.content())
+                n_reported = n_done
+            yield table.content()
             n_done += size
-        return contents
 
 
-def _sources(source: Any, allow_remote: bool) -> Sequence[Any]:
-    """Single tables: a pattern or a folder becomes its files, a list of paths its paths."""
+def _single_sources(source: Any, allow_remote: bool) -> Sequence[Any]:
+    """Single tables: the files of a pattern or a folder, the paths of a list."""
     if is_remote(source):
         return remote_files(source, is_allowed=allow_remote)
     if isinstance(source, str | Path):
@@ -142,31 +182,31 @@ def _sources(source: Any, allow_remote: bool) -> Sequence[Any]:
             return matches
         return [path]
     if isinstance(source, list | tuple) and source and isinstance(source[0], str | Path):
-        return [path for one in source for path in _sources(one, allow_remote)]
+        return [path for one in source for path in _single_sources(one, allow_remote)]
     return [source]
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files in a folder and the folders in it, by name.
+    """The Parquet files below a folder, by name.
 
-    What begins with a dot or an underscore is another program's own, as everywhere.
+    By convention, names that begin with a dot or an underscore belong to other programs.
     """
     found = (path.relative_to(folder) for path in folder.rglob("*.parquet"))
     kept = [path for path in found if not any(part.startswith((".", "_")) for part in path.parts)]
     return [folder / path for path in sorted(kept) if (folder / path).is_file()]
 
 
-def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
+def _interaction_table(source: Any, named: dict[Role, str | None]) -> SourceTable:
     is_file = isinstance(source, TableFile | RemoteFile)
     columns = source.columns if is_file else frame_columns(source)
     name = str(source.path) if is_file else f"the {type(source).__name__}"
-    is_guessed = is_file and not source.has_header
+    has_no_header = is_file and not source.has_header
     roles: dict[Role, int] = {}
     for role, wanted in sorted(named.items(), key=lambda pair: pair[1] is None):  # named ones first
-        if is_guessed and wanted is None:
+        if has_no_header and wanted is None:
             continue
         is_required = role in ("user", "item")
-        at = find_column(role, columns, wanted, name, is_required=is_required)
+        at = (require_column if is_required else find_column)(role, columns, wanted, name)
         other = next((other for other in roles if roles[other] == at), None)
         if other is not None and (wanted is not None or is_required):
             raise ValueError(
@@ -175,44 +215,42 @@ def _interaction_table(source: Any, named: dict[Role, str | None]) -> Table:
             )
         if at is not None and other is None:
             roles[role] = at
-    if is_guessed:  # positions fill in what was not named
+    if has_no_header:  # positions decide what was not named
         for role, at in positions_without_header(len(columns)).items():
             if role not in roles and at not in roles.values():
                 roles[role] = at
         for role in ("user", "item"):
             if role not in roles:
-                find_column(role, columns, None, name, is_required=True)
-    is_time_guessed = is_guessed and named["time"] is None and "rating" not in roles
-    return Table(source, name, columns, roles, is_time_guessed)
+                require_column(role, columns, None, name)
+    is_time_guessed = has_no_header and named["time"] is None and "rating" not in roles
+    return SourceTable(source, name, columns, roles, is_time_guessed)
 
 
-def _item_table(source: Any, interactions: Table) -> Table:
+def _item_table(source: Any, interactions: SourceTable) -> SourceTable:
     if is_remote(source):
         raise ValueError(f"{source}: a table of items must be on this machine, so copy it here")
     if isinstance(source, str | Path):
-        source = inspect_file(Path(source).expanduser(), ("item", "title"), encoding=None)
+        source = inspect_file(Path(source).expanduser(), ("item", "title"), Reading())
         source = replace(source, encoding=_utf8_or_latin1(source))
     is_file = isinstance(source, TableFile)
     columns = source.columns if is_file else frame_columns(source)
     name = str(source.path) if is_file else f"the {type(source).__name__} of items"
     if is_file and not source.has_header:  # MovieLens: u.item, movies.dat
-        return Table(source, name, columns, {"item": 0, "title": 1})
-    # The column that is called as in the interactions holds the same ids, when there are two.
-    own_name = plain(interactions.columns[interactions.roles["item"]])
-    same = next((column for column in columns if plain(column) == own_name), None)
-    if same is None and find_column("item", columns, None, name, is_required=False) is None:
-        same = next((column for column in columns if plain(column) == "id"), None)
-    item_at = find_column("item", columns, same, name, is_required=True)
-    title_at = find_column("title", columns, None, name, is_required=False)
-    assert item_at is not None
-    roles: dict[Role, int] = {"item": item_at}
-    if title_at is not None and title_at != item_at:
+        return SourceTable(source, name, columns, {"item": 0, "title": 1})
+    # If two columns may hold the ids, the one with the name of the interactions' item column does.
+    own_name = normalized(interactions.columns[interactions.roles["item"]])
+    same = next((column for column in columns if normalized(column) == own_name), None)
+    if same is None and find_column("item", columns, None, name) is None:
+        same = next((column for column in columns if normalized(column) == "id"), None)
+    roles: dict[Role, int] = {"item": require_column("item", columns, same, name)}
+    title_at = find_column("title", columns, None, name)
+    if title_at is not None and title_at != roles["item"]:
         roles["title"] = title_at
-    return Table(source, name, columns, roles)
+    return SourceTable(source, name, columns, roles)
 
 
 def _utf8_or_latin1(file: TableFile) -> str:
-    """Item tables are small and titles are only shown, so the encoding of MovieLens is guessed."""
+    """Item tables are small and titles are only shown, so MovieLens' encoding is guessed."""
     if file.encoding != "utf-8" or file.kind == "parquet":
         return file.encoding
     with readable(file.path), open_unpacked(file.path, file.is_gzip) as stream:
@@ -223,7 +261,7 @@ def _utf8_or_latin1(file: TableFile) -> str:
     return "utf-8"
 
 
-def _check_same_roles(tables: Sequence[Table]) -> None:
+def _check_same_roles(tables: Sequence[SourceTable]) -> None:
     for table in tables[1:]:
         for role in ("time", "rating"):
             if (role in table.roles) != (role in tables[0].roles):

@@ -1,7 +1,7 @@
 """From interactions to `Sequences` on disk, out of core: memory stays at about `memory_limit`.
 
-The working database lies in a temporary folder next to the result, which appears by a rename when
-it is complete. A result is found again by the hash of everything that went into it.
+The working database is in a temporary folder next to the result. The result appears by a rename
+when it is complete. It is found again by the hash of everything that went into it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 
-from bert4rec.data.database import connect, out_of_core
-from bert4rec.data.filters import Filters, LocalEvents, describe_step
-from bert4rec.data.in_parts import Workers, check_can_be_shared, contents, fill_in_parts
-from bert4rec.data.interactions import Interactions
-from bert4rec.data.sequences import FORMAT_VERSION, Sequences, fingerprint_of
-from bert4rec.data.staging import stage
-from bert4rec.data.writing import (
+from bert4rec.data.database import connect, first_line, limit_memory
+from bert4rec.data.filters import Filters, describe_step
+from bert4rec.data.interactions import Interactions, OnProgress
+from bert4rec.data.prepared_files import (
     SORTED,
     check_enough_is_left,
     create_arrays,
@@ -29,11 +25,47 @@ from bert4rec.data.writing import (
     write_names_and_meta,
     write_sorted,
 )
+from bert4rec.data.sequences import FORMAT_VERSION, Sequences, fingerprint_of
+from bert4rec.data.staging import PrepareJob, Staged, stage
 from bert4rec.environment import Environment
 
 FILES = {"meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet"}
 
-Progress = Callable[[str], None]
+
+class PrepareEngine(Protocol):
+    """Where the rows are read, filtered and sorted. Every engine writes the same bytes."""
+
+    def as_files(
+        self, interactions: Interactions, folder: Path, say: OnProgress
+    ) -> Interactions: ...
+
+    def content(self, interactions: Interactions, say: OnProgress) -> dict[str, Any]: ...
+
+    def stage(self, job: PrepareJob) -> Staged:
+        """Read all rows; leaves counts and names in the job's database."""
+        ...
+
+    def write_arrays(self, job: PrepareJob, staged: Staged) -> None:
+        """Fill tokens.npy and times.npy."""
+        ...
+
+
+class LocalEngine:
+    """This process."""
+
+    def as_files(self, interactions: Interactions, folder: Path, say: OnProgress) -> Interactions:
+        return interactions.as_files(folder, say)
+
+    def content(self, interactions: Interactions, say: OnProgress) -> dict[str, Any]:
+        return interactions.content(say)
+
+    def stage(self, job: PrepareJob) -> Staged:
+        return stage(job)
+
+    def write_arrays(self, job: PrepareJob, staged: Staged) -> None:
+        job.connection.execute(f"CREATE TABLE sorted AS {SORTED}")
+        write_sorted(job.connection, job.finished, staged.time_unit)
+        job.connection.execute("DROP TABLE sorted")
 
 
 def prepare(
@@ -45,30 +77,24 @@ def prepare(
     memory_limit: str = "512MB",
     threads: int | None = None,
     for_training: bool = True,
-    progress: Progress | None = None,
-    workers: Workers | None = None,
+    progress: OnProgress | None = None,
+    engine: PrepareEngine = LocalEngine(),  # noqa: B008 (without state)
 ) -> Sequences:
-    """Sequences in the directory `out`, or in a folder of `cache` named by what they come from.
+    """Sequences in the directory `out`, or in a folder of `cache` named by their content.
 
-    Prepared before from the same bytes with the same settings, and intact: reused.
-    Unless it is `for_training`, single actions and single items are enough.
-    `meta["dropped"]` of the result lists what each step left out.
-    With `workers` they do the work, each within `memory_limit`; the result is the same.
+    An intact result of the same bytes and the same settings is reused.
+    Unless it is `for_training`, one action and one item are enough.
+    `meta["dropped"]` of the result lists what each step dropped.
+    An `engine` may work on a cluster, where each worker keeps to `memory_limit`.
     """
-    say: Progress = progress or (lambda message: None)
+    say: OnProgress = progress or (lambda message: None)
     out = None if out is None else Path(out)
     parent = out.parent if out else Path(cache or Environment().prepared)
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".preparing-") as name:
-        folder = Path(name)
-        on_all = None if workers is None else workers.map
-        interactions = interactions.as_files(folder.resolve(), say, on_all)
-        of_tables = None
-        if workers is not None:
-            check_can_be_shared(interactions)
-            of_tables = contents(interactions, workers, say)
-        content = interactions.content(say, of_tables)
-        key = _content_key(content, filters, for_training)
+        folder = Path(name).resolve()
+        interactions = engine.as_files(interactions, folder, say)
+        key = _content_key(engine.content(interactions, say), filters, for_training)
         target = out or parent / key[:32]
         if (prepared := _intact(target, key)) is not None:
             say(f"reused {target}, prepared before from the same data")
@@ -77,29 +103,42 @@ def prepare(
             _refuse_to_overwrite(out)
         connection = connect(str(folder / "work.duckdb"))
         try:
-            out_of_core(connection, folder, memory_limit, threads)
-            finished = folder / "finished"
-            finished.mkdir()
-            work = (connection, interactions, filters, folder, finished, key, for_training, say)
-            if workers is None:
-                _fill(*work)
-            else:
-                fill_in_parts(*work, workers, memory_limit)
+            limit_memory(connection, folder, memory_limit, threads)
+            job = PrepareJob(
+                interactions, filters, for_training, key, connection, memory_limit, folder, say
+            )
+            job.finished.mkdir()
+            _fill(job, engine)
         except duckdb.OutOfMemoryException as error:
-            reason = str(error).splitlines()[0]
             raise ValueError(
-                f"memory_limit={memory_limit} is too small for this data: raise it ({reason})"
+                f"memory_limit={memory_limit} is too small for this data: raise it "
+                f"({first_line(error)})"
             ) from None
         finally:
             connection.close()
-        if target.exists():  # prepared from other data, or damaged: out of the way, then gone
+        if target.exists():  # prepared from other data, or damaged: out of the way, then deleted
             target.rename(folder / "replaced")
-        finished.rename(target)
+        job.finished.rename(target)
     return Sequences.load(target)
 
 
+def _fill(job: PrepareJob, engine: PrepareEngine) -> None:
+    """Write all files of the prepared data set."""
+    staged = engine.stage(job)
+    for step in staged.dropped:
+        job.say(describe_step(step))
+    read = staged.events.totals()
+    dropped = staged.dropped + job.filters.apply(staged.events, job.say)
+    check_enough_is_left(job, read, staged.events.totals(), dropped)
+    id_types = number_ids(job.connection)
+    job.say("sorting by user and time, and writing the sequences")
+    create_arrays(job, staged.time_unit)
+    engine.write_arrays(job, staged)
+    write_names_and_meta(job, id_types, dropped)
+
+
 def _content_key(content: dict[str, Any], filters: Filters, for_training: bool) -> str:
-    """A hash of all that decides the result, and whether it was found fit for training."""
+    """A hash of all that decides the result, and whether it was checked for training."""
     content = {
         "format": FORMAT_VERSION,
         "interactions": content,
@@ -110,7 +149,7 @@ def _content_key(content: dict[str, Any], filters: Filters, for_training: bool) 
 
 
 def _intact(directory: Path, key: str) -> Sequences | None:
-    """The prepared data in `directory` if it is the wanted one and undamaged."""
+    """The prepared data in `directory`, if it has this key and is undamaged."""
     try:
         sequences = Sequences.load(directory)
         if sequences.meta.get("content_key") != key:
@@ -139,39 +178,3 @@ def _is_ours(meta: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and "content_key" in content
-
-
-def _fill(
-    connection: duckdb.DuckDBPyConnection,
-    interactions: Interactions,
-    filters: Filters,
-    folder: Path,
-    finished: Path,
-    key: str,
-    for_training: bool,
-    say: Progress,
-) -> None:
-    """All files of the prepared data set, in the folder `finished`."""
-    staged = stage(
-        connection,
-        interactions,
-        folder,
-        needs_rating=filters.min_rating is not None,
-        progress=say,
-    )
-    for step in staged.dropped:
-        say(describe_step(step))
-    events = LocalEvents(connection)
-    read = events.totals()
-    dropped = staged.dropped + filters.apply(events, say)
-    check_enough_is_left(interactions, read, events.totals(), dropped, for_training)
-    id_types = number_ids(connection)
-    say("sorting by user and time")
-    connection.execute(f"CREATE TABLE sorted AS {SORTED}")
-    say("writing the sequences")
-    create_arrays(connection, finished, staged.time_unit)
-    write_sorted(connection, finished, staged.time_unit)
-    connection.execute("DROP TABLE sorted")
-    write_names_and_meta(
-        connection, interactions, filters, id_types, dropped, key, folder, finished, say
-    )

@@ -1,24 +1,24 @@
-"""Public data sets by name: where they are published, how to know them, how to read them.
+"""Public data sets by name: where they are published, how to verify them, how to read them.
 
-Nothing of them comes with this package: each is loaded from its publisher, on the user's machine,
-under the publisher's terms. A pinned checksum is checked on every download. GroupLens publishes the
-MD5 of its archives. The authors of `beauty` and `steam` give none: the SHA-256 of `beauty.txt` was
-taken from a copy of it, not from the authors; for `steam` only size and format are checked, and the
-SHA-256 of the first download is written beside the file and held against it from then on.
+Nothing of them comes with this package. Each is downloaded from its publisher to the user's
+machine, under the publisher's terms, and checked: GroupLens publishes the MD5 of its archives. The
+authors of `beauty` and `steam` publish none. The SHA-256 of `beauty.txt` was taken from a copy of
+it. For `steam`, size and format are checked, and the SHA-256 of the first download is saved beside
+the file and checked from then on.
 
-`beauty` and `steam` are the BERT4Rec authors' own `user item` files, so that results can be held
-against the paper's without guessing how they filtered the raw Amazon and Steam reviews.
+`beauty` and `steam` are the BERT4Rec authors' own `user item` files, so that results compare with
+the paper's without guessing how the raw Amazon and Steam reviews were filtered.
 """
 
 import csv
 import difflib
 import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from bert4rec.data.download import Progress, digest_of, download, extract
+from bert4rec.data.download import OnDownload, digest_of, download, extract
+from bert4rec.data.table_file import Reading
 from bert4rec.environment import Environment
 
 GROUPLENS_LICENCE = "research use; no redistribution, no commercial use without permission"
@@ -44,14 +44,14 @@ class PublicDataset:
     url: str
     size: int
     checksum: str | None  # "md5:…" or "sha256:…"; None: trusted on first use
-    members: tuple[str, ...]  # the files needed out of a zip; () when the download is the table
-    table: str  # the file of interactions, among the members
-    first_line: str  # what its first line looks like: a regular expression
-    item_table: str | None  # the file of titles, among the members
-    delimiter: str
-    has_header: bool
-    licence: str
+    table: str  # the file of interactions
+    first_line: str  # a regular expression for its first line
     citation: str
+    delimiter: str = " "
+    has_header: bool = False
+    licence: str = "none stated: for research, do not pass it on"
+    item_table: str | None = None  # the file of titles
+    members: tuple[str, ...] = ()  # the files needed out of a zip; (): the download is the table
 
     @property
     def file_name(self) -> str:
@@ -62,16 +62,10 @@ class PublicDataset:
         """What has to be in the folder before the set can be read."""
         return (self.table,) if self.item_table is None else (self.table, self.item_table)
 
-    def read_arguments(self, folder: Path) -> dict[str, Any]:
-        """The arguments of `Interactions.read` for the files that `get` put into `folder`."""
-        arguments: dict[str, Any] = {
-            "source": folder / self.table,
-            "delimiter": self.delimiter,
-            "header": self.has_header,
-        }
-        if self.item_table is not None:
-            arguments["items"] = folder / "items.csv"
-        return arguments
+    def reading(self, folder: Path, reading: Reading = Reading()) -> Reading:  # noqa: B008 (frozen)
+        """How to read the table that `get` put into `folder`."""
+        items = reading.items if self.item_table is None else folder / "items.csv"
+        return replace(reading, delimiter=self.delimiter, header=self.has_header, items=items)
 
 
 def _movielens(
@@ -86,44 +80,24 @@ def _movielens(
     has_header: bool = False,
 ) -> PublicDataset:
     return PublicDataset(
-        name=name,
-        description=description,
-        n_interactions=n_interactions,
-        url=f"https://files.grouplens.org/datasets/movielens/{name}.zip",
-        size=size,
-        checksum=f"md5:{md5}",
-        members=tuple(f"{name}/{file}" for file in files),
-        table=files[0],
-        first_line=first_line,
-        item_table=files[1],
-        delimiter=delimiter,
-        has_header=has_header,
-        licence=GROUPLENS_LICENCE,
-        citation=GROUPLENS_CITATION,
+        name,
+        description,
+        n_interactions,
+        f"https://files.grouplens.org/datasets/movielens/{name}.zip",
+        size,
+        f"md5:{md5}",
+        files[0],
+        first_line,
+        GROUPLENS_CITATION,
+        delimiter,
+        has_header,
+        GROUPLENS_LICENCE,
+        files[1],
+        tuple(f"{name}/{file}" for file in files),
     )
 
 
-def _bert4rec_authors(
-    name: str, description: str, n_interactions: int, size: int, checksum: str | None, citation: str
-) -> PublicDataset:
-    return PublicDataset(
-        name=name,
-        description=description,
-        n_interactions=n_interactions,
-        url=f"https://raw.githubusercontent.com/FeiSun/BERT4Rec/master/data/{name}.txt",
-        size=size,
-        checksum=checksum,
-        members=(),
-        table=f"{name}.txt",
-        first_line=r"\d+ \d+",
-        item_table=None,
-        delimiter=" ",
-        has_header=False,
-        licence="none stated: for research, do not pass it on",
-        citation=citation,
-    )
-
-
+AUTHORS_URL = "https://raw.githubusercontent.com/FeiSun/BERT4Rec/master/data"
 DATASETS: dict[str, PublicDataset] = {
     dataset.name: dataset
     for dataset in (
@@ -158,21 +132,27 @@ DATASETS: dict[str, PublicDataset] = {
             ",",
             has_header=True,
         ),
-        _bert4rec_authors(
+        PublicDataset(
             "beauty",
             "Amazon Beauty as in the BERT4Rec paper: 40,226 users, 54,542 items, order only",
             353_962,
+            f"{AUTHORS_URL}/beauty.txt",
             3_912_093,
             "sha256:f480b7a7403852342ffd8f9809bb30697dd669be31813d0e204b698fec86ef49",
+            "beauty.txt",
+            r"\d+ \d+",
             "J. McAuley et al. Image-Based Recommendations on Styles and Substitutes. SIGIR 2015; "
             "prepared by F. Sun et al. BERT4Rec. CIKM 2019.",
         ),
-        _bert4rec_authors(
+        PublicDataset(
             "steam",
             "Steam reviews as in the BERT4Rec paper: 281,428 users, 13,044 items, order only",
             3_488_885,
+            f"{AUTHORS_URL}/steam.txt",
             38_226_650,
             None,
+            "steam.txt",
+            r"\d+ \d+",
             "W.-C. Kang and J. McAuley. Self-Attentive Sequential Recommendation. ICDM 2018; "
             "prepared by F. Sun et al. BERT4Rec. CIKM 2019.",
         ),
@@ -193,13 +173,13 @@ def dataset_named(name: str) -> PublicDataset:
 def get(
     name: str,
     cache: Path | None = None,
-    progress: Progress | None = None,
+    progress: OnDownload | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Path:
-    """The folder with the files of a data set, loaded first if they are not there yet.
+    """The folder with the files of a data set, downloaded first if they are not there.
 
-    A file that somebody put there by hand, the archive or its contents, is taken as if it had been
-    downloaded, and checked in the same way.
+    A file that was put there by hand, the archive or its contents, counts as downloaded and is
+    checked in the same way.
     """
     dataset = dataset_named(name)
     folder = (cache or Environment().downloads) / name
@@ -212,20 +192,23 @@ def get(
 
 
 def _fetch(
-    dataset: PublicDataset, folder: Path, progress: Progress | None, context: ssl.SSLContext | None
+    dataset: PublicDataset,
+    folder: Path,
+    progress: OnDownload | None,
+    context: ssl.SSLContext | None,
 ) -> None:
     path = folder / dataset.file_name
     is_downloaded = not path.is_file()
     if is_downloaded:
         try:
-            # Straight to the final name would let an unchecked file be taken for one put by hand.
+            # Not under the final name: an unchecked file would count as one put there by hand.
             fresh = folder / (dataset.file_name + ".unchecked")
             download(
                 dataset.url, fresh, max_bytes=2 * dataset.size, progress=progress, context=context
             )
         except ValueError as error:
             raise ValueError(
-                f"{error}\nTo go on without this download, fetch {dataset.url} by other means, "
+                f"{error}\nWithout this download: fetch {dataset.url} by other means, "
                 f"put the file at {path} and repeat the command."
             ) from error
         try:
@@ -237,12 +220,12 @@ def _fetch(
     else:
         _check_contents(dataset, path, path)
     if dataset.members:
-        # Ratings pack to a quarter or so; ten times is room enough and still a limit.
+        # Ratings compress to about a quarter: ten times the size is enough, and still a limit.
         extract(path, folder, dataset.members, max_bytes=10 * dataset.size)
 
 
 def _check_contents(dataset: PublicDataset, path: Path, final_path: Path) -> None:
-    """Compare with the pinned checksum or, when there is none, with that of the first download."""
+    """Compare with the pinned checksum or, if there is none, with that of the first download."""
     remedy = f"delete {final_path} if it is there, and repeat the command"
     remembered = final_path.with_name(final_path.name + ".sha256")
     expected = dataset.checksum
@@ -276,7 +259,7 @@ def _check_format(dataset: PublicDataset, table: Path) -> None:
 
 
 def _write_item_table(name: str, source: Path, target: Path) -> None:
-    """Every publisher's film list becomes one `items.csv`: item, title, genres, in UTF-8."""
+    """Write a publisher's film list as `items.csv`: item, title, genres, in UTF-8."""
     unfinished = target.with_name(target.name + ".part")
     with unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

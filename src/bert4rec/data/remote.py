@@ -1,8 +1,7 @@
-"""Parquet files in object storage or on the web, read by DuckDB's httpfs when the user allows it.
+"""Parquet files in object storage or on the web, read by DuckDB's httpfs if the user allows it.
 
-Only the wanted columns are fetched, once, into the working folder. What is prepared is then known
-by the bytes that were read: names, sizes and dates of remote files can stay the same while the
-content changes, so a cache that trusted them could be stale.
+Only the needed columns are fetched, once, into the working folder. The cache then goes by the bytes
+that arrived: names, sizes and dates of remote files can stay the same while the content changes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,15 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from bert4rec.data.database import connect, identifier, out_of_core, quoted
+from bert4rec.data.database import (
+    connect,
+    copy_to_parquet,
+    first_line,
+    identifier,
+    limit_memory,
+    parquet,
+    quoted,
+)
 from bert4rec.environment import Environment
 
 BUCKETS = ("s3", "gs", "gcs", "r2")  # can be listed, so patterns work
@@ -43,7 +50,7 @@ def is_remote(source: object) -> bool:
 
 
 def remote_files(pattern: str, *, is_allowed: bool) -> list[RemoteFile]:
-    """The Parquet files at an address; a pattern becomes the files that match it, by name."""
+    """The Parquet files at an address; those that match it by name if it is a pattern."""
     scheme = pattern.split("://")[0].casefold()
     if scheme not in SCHEMES:
         raise ValueError(
@@ -63,14 +70,11 @@ def remote_files(pattern: str, *, is_allowed: bool) -> list[RemoteFile]:
 
 
 def fetch(file: RemoteFile, columns: Sequence[str], path: Path) -> None:
-    """These columns of a remote file, as a Parquet file here, with the rows in the same order."""
+    """Copy these columns of a remote file to a Parquet file here, in the same row order."""
     chosen = ", ".join(map(identifier, columns))
     with _connect() as connection, _in_one_sentence(file.url):
-        out_of_core(connection, path.parent, "512MB", None)
-        connection.execute(
-            f"COPY (SELECT {chosen} FROM read_parquet({quoted(file.url)}, "
-            f"hive_partitioning=false)) TO {quoted(path)} (FORMAT parquet)"
-        )
+        limit_memory(connection, path.parent, "512MB", None)
+        copy_to_parquet(connection, f"SELECT {chosen} FROM {parquet(file.url)}", path)
 
 
 def install_httpfs() -> None:
@@ -79,12 +83,11 @@ def install_httpfs() -> None:
         try:
             connection.execute("INSTALL httpfs")
         except duckdb.Error as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"httpfs cannot be installed: {reason}") from None
+            raise ValueError(f"httpfs cannot be installed: {first_line(error)}") from None
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
-    """DuckDB with httpfs, which must be installed; credentials are found, never kept."""
+    """DuckDB with httpfs, which must be installed; credentials are read, never stored."""
     connection = connect()
     try:
         connection.execute("LOAD httpfs")
@@ -92,7 +95,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
         connection.close()
         raise ValueError(
             f"DuckDB {duckdb.__version__} has no httpfs extension on this machine, which reads "
-            f"remote files: `{INSTALL}` downloads it from DuckDB's site; else copy the files here"
+            f"remote files: `{INSTALL}` downloads it from DuckDB's site; or copy the files here"
         ) from None
     secret = s3_settings()
     if secret:
@@ -103,7 +106,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 
 def s3_settings() -> dict[str, str]:
-    """The usual variables of S3 as DuckDB's settings; its persistent secrets serve all else."""
+    """The usual environment variables of S3 as settings of a DuckDB secret."""
     names = {
         "KEY_ID": "AWS_ACCESS_KEY_ID",
         "SECRET": "AWS_SECRET_ACCESS_KEY",
@@ -112,7 +115,7 @@ def s3_settings() -> dict[str, str]:
     }
     secret = {name: quoted(os.environ[of]) for name, of in names.items() if os.environ.get(of)}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if endpoint:  # a store of one's own: its buckets are seldom hosts
+    if endpoint:  # MinIO, Ceph and the like: their buckets are seldom host names
         parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
         secret |= {"ENDPOINT": quoted(parts.netloc + parts.path.rstrip("/"))}
         secret |= {"URL_STYLE": "'path'", "USE_SSL": str(parts.scheme != "http").lower()}
@@ -120,20 +123,18 @@ def s3_settings() -> dict[str, str]:
 
 
 def _described(connection: duckdb.DuckDBPyConnection, url: str) -> RemoteFile:
-    query = f"DESCRIBE SELECT * FROM read_parquet({quoted(url)}, hive_partitioning=false)"
     with _in_one_sentence(url):
-        rows = connection.execute(query).fetchall()
+        rows = connection.execute(f"DESCRIBE SELECT * FROM {parquet(url)}").fetchall()
     return RemoteFile(url, tuple(row[0] for row in rows), tuple(row[1] for row in rows))
 
 
 @contextmanager
 def _in_one_sentence(what: str) -> Iterator[None]:
-    """Whatever DuckDB says about an address becomes one sentence that names it."""
+    """Turns whatever DuckDB reports about an address into one sentence that names it."""
     try:
         yield
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{what} cannot be read as Parquet: {reason}; see docs/data.md about credentials and "
-            "endpoints"
+            f"{what} cannot be read as Parquet: {first_line(error)}; see docs/data.md about "
+            "credentials and endpoints"
         ) from None

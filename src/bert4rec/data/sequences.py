@@ -1,15 +1,14 @@
-"""Users' histories as one flat array of tokens, and the vocabulary that names the tokens.
+"""All histories as one flat array of tokens, and the vocabulary that maps tokens to raw ids.
 
 On disk a prepared data set is a directory, memory-mapped on load: `meta.json`, `tokens.npy`,
-`offsets.npy`, `times.npy` (when times are known), `items.parquet`, `users.parquet`.
+`offsets.npy`, `times.npy` (if there are times), `items.parquet`, `users.parquet`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,36 +21,22 @@ from bert4rec.data.database import read_columns, write_parquet
 FORMAT_VERSION = 1
 IdType = Literal["int", "str"]
 
-_CANONICAL_INTEGER = re.compile(r"-?[1-9][0-9]{0,18}|0")
-
-
-def id_type_of(ids: Iterable[str]) -> IdType:
-    """`int` when every id is an integer written the one usual way, so that "007" stays text."""
-    for text in ids:
-        if not _CANONICAL_INTEGER.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
-            return "str"
-    return "int"
-
 
 def id_text(raw: object) -> str | None:
-    """The text under which an id is known; None for what cannot be an id."""
+    """An id as text; None for what cannot be an id."""
     if isinstance(raw, str):
         return raw
     if isinstance(raw, bool) or raw is None:
         return None
     if isinstance(raw, int | np.integer):
         return str(int(raw))
-    if isinstance(raw, float | np.floating):  # a frame with gaps turns integer ids into floats
+    if isinstance(raw, float | np.floating):  # in a frame with gaps, integer ids are floats
         return str(int(raw)) if float(raw).is_integer() else None
     return None
 
 
-def _as_id_type(texts: Sequence[str], id_type: IdType) -> list[str] | list[int]:
-    return [int(text) for text in texts] if id_type == "int" else list(texts)
-
-
 class Vocabulary:
-    """Raw id ↔ token. Ids are kept as text; `id_type` says what comes back out."""
+    """Raw id ↔ token. Ids are kept as text; `id_type` is the type in which they are returned."""
 
     def __init__(
         self,
@@ -149,16 +134,26 @@ class Sequences:
     def __getitem__(self, row: int) -> NDArray[np.int32]:
         return self.tokens[self.offsets[row] : self.offsets[row + 1]]
 
+    def user_blocks(self, n_interactions: int) -> Iterator[tuple[int, int]]:
+        """Ranges of users with about `n_interactions`: work on them needs bounded memory."""
+        first = 0
+        while first < self.n_users:
+            reach = self.offsets[first] + n_interactions
+            last = int(np.searchsorted(self.offsets, reach, side="right")) - 1
+            last = min(max(last, first + 1), self.n_users)
+            yield first, last
+            first = last
+
     @cached_property
     def user_ids(self) -> list[str] | list[int]:
-        """Raw user ids by row; read only when somebody asks, as there may be many."""
+        """Raw user ids by row; read on first use, as there may be many."""
         source = self._user_source
         texts = read_columns(source)["user"].tolist() if isinstance(source, Path) else source
-        return _as_id_type(texts, self.user_id_type)
+        return [int(text) for text in texts] if self.user_id_type == "int" else list(texts)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what a model can see of the data: the tokens, who owns them, their names."""
+        """SHA-256 of what a model sees of the data: tokens, offsets and item ids."""
         if "fingerprint" in self.meta:
             return str(self.meta["fingerprint"])
         return fingerprint_of(self.tokens, self.offsets, self.vocabulary.ids)
@@ -199,7 +194,7 @@ class Sequences:
         times = directory / "times.npy"
         tokens, offsets = _memory_map(directory / "tokens.npy"), np.load(directory / "offsets.npy")
         if len(tokens) != meta["n_interactions"] or offsets[-1] != len(tokens):
-            raise ValueError(f"{directory} is damaged, its parts differ: prepare the data again")
+            raise ValueError(f"{directory} is damaged (its files differ): prepare the data again")
         sequences = cls(
             tokens,
             offsets,

@@ -1,6 +1,6 @@
-"""Which part of each history trains the model and which part asks it questions.
+"""Splits: the interactions that train the model, and the items held out for validation and test.
 
-A split copies nothing: it is ranges of the flat token array, so it costs a few numbers a user.
+A split copies nothing. It is ranges of the flat token array, so it costs a few numbers per user.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from bert4rec.data.sequences import Sequences
 
-BLOCK = 1 << 22  # interactions looked at together: memory does not grow with the data
+BLOCK = 1 << 22  # interactions per block: memory does not grow with the data
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Ranges `tokens[starts[i]:ends[i]]`, each a piece of the history of user row `users[i]`."""
+    """Ranges `tokens[starts[i]:ends[i]]`, each from the history of user row `users[i]`."""
 
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Histories of held-out users, and the item that really came next in each."""
+    """Held-out users: the history of each, and the target, the item that came next."""
 
     histories: Spans
     targets: NDArray[np.int64]
@@ -68,7 +68,7 @@ class HeldOut:
         return self.histories.users
 
     def sample(self, n: int, seed: int) -> HeldOut:
-        """At most `n` of them, the same ones for the same seed."""
+        """At most `n` of the users, the same ones for the same seed."""
         if n >= len(self):
             return self
         rows = np.sort(np.random.default_rng(seed).choice(len(self), n, replace=False))
@@ -84,36 +84,35 @@ class Split:
     train_counts: NDArray[np.int64]  # (n_items,) how often each item occurs in `train`
 
     def training_on_validation(self) -> Split:
-        """Of a leave-one-out split: one whose training has all but the test items."""
+        """Of a leave-one-out split: one that trains on everything except the test items."""
         train, before = self.train, self.test.histories
-        ends = train.ends.copy()  # users with few actions have no question, and only train
+        ends = train.ends.copy()  # users with few actions have no test item: they train in full
         assert np.isin(before.users, train.users).all()
-        rows = np.searchsorted(train.users, before.users)
-        ends[rows] = before.ends
+        ends[np.searchsorted(train.users, before.users)] = before.ends
         train = Spans(train.tokens, train.starts, ends, train.users)
-        return replace(self, train=train, train_counts=_counts_of(train, self.n_items))
+        return replace(self, train=train, train_counts=_item_counts(train, self.n_items))
 
 
 def leave_one_out(sequences: Sequences) -> Split:
-    """Last item test, the one before it validation, as in the paper.
+    """The last item of a user is the test target, the one before it the validation target.
 
-    The test history contains the validation item (trap 4). Users with fewer than three actions
-    only train: there would be no history left to answer from.
+    As in the paper, the test history contains the validation item. Users with fewer than three
+    actions only train: a held-out user needs a history.
     """
-    starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
-    asks = np.flatnonzero(ends - starts >= 3)
-    train_ends = ends.copy()
-    train_ends[asks] -= 2
-    return _split(sequences, starts, train_ends, asks, ends - 2, asks, ends - 1)
+    ends = sequences.offsets[1:]
+    is_held_out = sequences.lengths >= 3
+    users = np.flatnonzero(is_held_out)
+    validation, test = (_held_out(sequences, users, ends - before) for before in (2, 1))
+    return _split(sequences, np.where(is_held_out, ends - 2, ends), validation, test)
 
 
 def global_time(
     sequences: Sequences, validation_share: float = 0.1, test_share: float = 0.1
 ) -> Split:
-    """Train on all that happened before one moment, ask about what came after it.
+    """Train on everything before one moment, and hold out what came after it.
 
-    The moments are the quantiles of all interaction times, so that the last `test_share` of
-    the interactions lie in the test period. A user is asked about their first item in a period.
+    The moments are quantiles of all interaction times: the last `test_share` of the interactions
+    are the test period. A user's target is their first item in the period.
     """
     if sequences.times is None:
         raise ValueError(
@@ -123,18 +122,16 @@ def global_time(
     for name, share in (("validation_share", validation_share), ("test_share", test_share)):
         if not 0 < share < 0.5:
             raise ValueError(f"{name} is {share}: choose a share between 0 and 0.5")
-    times = sequences.times
     validation_from, test_from = np.quantile(
-        times, [1 - test_share - validation_share, 1 - test_share], method="nearest"
+        sequences.times, [1 - test_share - validation_share, 1 - test_share], method="nearest"
     )
     starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
-    validation_at = _first_at_or_after(sequences, times, int(validation_from))
-    test_at = _first_at_or_after(sequences, times, int(test_from))
-    asks_validation = np.flatnonzero((validation_at > starts) & (validation_at < test_at))
-    asks_test = np.flatnonzero((test_at > starts) & (test_at < ends))
-    return _split(
-        sequences, starts, validation_at, asks_validation, validation_at, asks_test, test_at
-    )
+    validation_at = _first_at_or_after(sequences, sequences.times, int(validation_from))
+    test_at = _first_at_or_after(sequences, sequences.times, int(test_from))
+    validated = np.flatnonzero((validation_at > starts) & (validation_at < test_at))
+    tested = np.flatnonzero((test_at > starts) & (test_at < ends))
+    validation = _held_out(sequences, validated, validation_at)
+    return _split(sequences, validation_at, validation, _held_out(sequences, tested, test_at))
 
 
 def _first_at_or_after(
@@ -143,58 +140,43 @@ def _first_at_or_after(
     """Per user, the flat index of the first interaction that is not before `moment`."""
     offsets = sequences.offsets
     at = offsets[:-1].copy()
-    first, n_users = 0, len(offsets) - 1
-    while first < n_users:  # blocks of users with about BLOCK interactions
-        last = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
-        last = min(max(last, first + 1), n_users)
+    for first, last in sequences.user_blocks(BLOCK):
         start, end = offsets[first], offsets[last]
         earlier = np.zeros(end - start + 1, dtype=np.int64)
         np.cumsum(times[start:end] < moment, out=earlier[1:])
-        ends_at, starts_at = offsets[first + 1 : last + 1], offsets[first:last]
-        at[first:last] += earlier[ends_at - start] - earlier[starts_at - start]
-        first = last
+        at[first:last] += np.diff(earlier[offsets[first : last + 1] - start])
     return at
 
 
+def _held_out(
+    sequences: Sequences, users: NDArray[np.int64], target_at: NDArray[np.int64]
+) -> HeldOut:
+    """These users, each with the item at `target_at[user]` as the target."""
+    tokens, ends = sequences.tokens, target_at[users]
+    histories = Spans(tokens, sequences.offsets[users], ends, users)
+    return HeldOut(histories, tokens[ends].astype(np.int64))
+
+
 def _split(
-    sequences: Sequences,
-    starts: NDArray[np.int64],
-    train_ends: NDArray[np.int64],
-    asks_validation: NDArray[np.int64],
-    validation_at: NDArray[np.int64],
-    asks_test: NDArray[np.int64],
-    test_at: NDArray[np.int64],
+    sequences: Sequences, train_ends: NDArray[np.int64], validation: HeldOut, test: HeldOut
 ) -> Split:
-    tokens = sequences.tokens
-
-    def held_out(rows: NDArray[np.int64], at: NDArray[np.int64]) -> HeldOut:
-        histories = Spans(tokens, starts[rows], at[rows], rows)
-        return HeldOut(histories, tokens[at[rows]].astype(np.int64))
-
-    trains = np.flatnonzero(train_ends > starts)
-    train = Spans(tokens, starts[trains], train_ends[trains], trains)
-    return Split(
-        train,
-        held_out(asks_validation, validation_at),
-        held_out(asks_test, test_at),
-        sequences.n_items,
-        _counts_of(train, sequences.n_items),
-    )
+    starts = sequences.offsets[:-1]
+    users = np.flatnonzero(train_ends > starts)
+    train = Spans(sequences.tokens, starts[users], train_ends[users], users)
+    n_items = sequences.n_items
+    return Split(train, validation, test, n_items, _item_counts(train, n_items))
 
 
-def _counts_of(spans: Spans, n_items: int) -> NDArray[np.int64]:
+def _item_counts(spans: Spans, n_items: int) -> NDArray[np.int64]:
     """How often each item occurs in spans that follow each other, block by block."""
     counts = np.zeros(n_items, dtype=np.int64)
     first = 0
     while first < len(spans):
         start = spans.starts[first]
         reach = int(np.searchsorted(spans.starts, start + BLOCK, side="left"))
-        starts, ends = spans.starts[first:reach] - start, spans.ends[first:reach] - start
-        steps = np.zeros(int(ends[-1]) + 1, dtype=np.int8)
-        np.add.at(steps, starts, 1)  # where a span ends, the next one may begin
-        np.add.at(steps, ends, -1)
-        is_inside = np.cumsum(steps[:-1], dtype=np.int8).view(bool)
-        tokens = spans.tokens[start : start + len(is_inside)]
+        edges = np.stack([spans.starts[first:reach], spans.ends[first:reach]], axis=1).ravel()
+        is_inside = np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
+        tokens = spans.tokens[start : edges[-1]]
         counts += np.bincount(tokens[is_inside], minlength=n_items)
         first = reach
     return counts

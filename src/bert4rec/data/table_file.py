@@ -1,31 +1,73 @@
-"""One table in a file: opening it, unpacking it, and saying in one sentence what is wrong with it.
+"""One table in a file: its format, found from its beginning, and plain access to its rows.
 
-Compressed or differently encoded files are unpacked next to the output first: that finds every
-damage, and DuckDB then reads in parallel.
+Content decides over the file's name: gzip, Parquet and JSON are known by their first bytes. For
+delimited text, the first rows tell the delimiter, the quoting and whether there is a header.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import itertools
+import json
+import re
 import shutil
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import duckdb
+
+from bert4rec.data.columns import Role, is_known_name
+from bert4rec.data.database import connect, first_line, parquet
+
+OnBadRows = Literal["error", "skip"]
+
+HEAD_BYTES = 1 << 17  # enough of a file to recognize its format
+DELIMITERS = ("::", "\t", ",", ";", "|", " ")  # a blank last: dates and titles hold blanks too
+USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".inter": "\t"}
+SPELLED_DELIMITER = {"tab": "\t", "\\t": "\t"}  # as typed on a command line
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a table, where its column names and its format do not tell; None: find out.
+
+    `user`, `item`, `time`, `rating`: names of columns. Without a header they are column1, column2,
+    … Without a time column, the rows of a user are in time order.
+    """
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    rating: str | None = None
+    delimiter: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    on_bad_rows: OnBadRows = "error"
+    items: Any = None  # a file or frame with a row per item: its id, a title, anything else
+    allow_remote: bool = False  # may the table be in object storage?
+
+    def __post_init__(self) -> None:
+        if self.on_bad_rows not in ("error", "skip"):
+            raise ValueError(f"on_bad_rows is {self.on_bad_rows!r}: choose 'error' or 'skip'")
+
+    @property
+    def columns(self) -> dict[Role, str | None]:
+        return {"user": self.user, "item": self.item, "time": self.time, "rating": self.rating}
 
 
 @dataclass(frozen=True)
 class TableFile:
     path: Path
     kind: Literal["text", "json lines", "json array", "parquet"]
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     is_gzip: bool = False
     encoding: str = "utf-8"
     delimiter: str = ""
@@ -37,7 +79,7 @@ class TableFile:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with a file becomes one sentence that names it."""
+    """Turns whatever goes wrong with a file into one sentence that names it."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -47,15 +89,189 @@ def readable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except duckdb.OutOfMemoryException as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"memory_limit is too small for {path}: raise it ({reason})") from None
+        raise ValueError(
+            f"memory_limit is too small for {path}: raise it ({first_line(error)})"
+        ) from None
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
-        if "state machine" in reason:  # DuckDB's words for a line that ends unlike the others
+        reason = first_line(error)
+        if "state machine" in reason:  # what DuckDB says of a line that ends unlike the others
             reason = "its lines end in different ways (some in CR LF): save it with one kind"
         if "UTF-8" in reason:
             reason = f"{reason.rstrip(' .')}; name its encoding, as in encoding='latin-1'"
         raise ValueError(f"{path} cannot be read: {reason}") from None
+
+
+def inspect_file(
+    path: Path,
+    roles: Sequence[Role],
+    reading: Reading,
+    connection: duckdb.DuckDBPyConnection | None = None,
+) -> TableFile:
+    """Look at the beginning of a file; a first line with names of `roles` is a header.
+
+    Many files are faster with one `connection` for all.
+    """
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a directory without Parquet files: name a file in it, or a pattern such as "
+            "*.csv"
+        )
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    with readable(path), path.open("rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    with readable(path), open_unpacked(path, is_gzip) as file:
+        head = file.read(HEAD_BYTES)
+    if head.startswith(b"PAR1"):
+        return _inspect_parquet(TableFile(path, "parquet", is_gzip=is_gzip), connection)
+    if head.startswith(b"PK\x03\x04"):
+        raise ValueError(f"{path} is a zip archive: unpack it and name the file inside")
+    encoding, text = _decode(head, reading.encoding)
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    is_whole = len(head) < HEAD_BYTES
+    first = text.lstrip()[0]
+    if first == "{" or (first == "[" and path.suffix != ".csv"):
+        kind: Literal["json array", "json lines"] = "json array" if first == "[" else "json lines"
+        columns = _json_columns(path, text, first == "[", is_whole)
+        return TableFile(path, kind, columns, is_gzip, encoding)
+    leading = re.match(r"(?:[ \t\r]*\n)*", text)
+    assert leading
+    sample = text[leading.end() :] if is_whole else text[leading.end() : text.rfind("\n") + 1]
+    if not sample:
+        raise ValueError(
+            f"{path} has a first line of more than {HEAD_BYTES >> 10} KB: "
+            "a table has one interaction per line"
+        )
+    table = TableFile(path, "text", (), is_gzip, encoding, skip=leading[0].count("\n"))
+    return _inspect_text(table, sample, roles, reading)
+
+
+def _inspect_parquet(
+    table: TableFile, connection: duckdb.DuckDBPyConnection | None = None
+) -> TableFile:
+    with tempfile.TemporaryDirectory() as folder:
+        columns = parquet_columns(unpack(table, Path(folder)), table.path, connection)
+    return replace(table, columns=tuple(columns), types=tuple(columns.values()))
+
+
+def _decode(head: bytes, encoding: str | None) -> tuple[str, str]:
+    if encoding is None:
+        is_wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "utf-16" if is_wide else "utf-8"
+    try:
+        codec = codecs.lookup(encoding)
+    except LookupError:
+        raise ValueError(f"encoding {encoding!r} is unknown: try utf-8 or latin-1") from None
+    # Errors are found when all rows are read, with the row's number; the format shows without.
+    text = codec.incrementaldecoder(errors="replace").decode(head)
+    return codec.name, text.removeprefix("\ufeff")
+
+
+def _json_columns(path: Path, text: str, is_array: bool, is_whole: bool) -> tuple[str, ...]:
+    records: list[object]
+    if is_array:
+        beginning = re.match(r"\s*\[\s*", text)
+        assert beginning
+        try:
+            records = [json.JSONDecoder().raw_decode(text, beginning.end())[0]]
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not a JSON list of objects: {error}") from None
+    else:
+        lines = text.splitlines() if is_whole else text.splitlines()[:-1]
+        records = [_json_or_none(line) for line in lines[:200]]
+    keys = (key for record in records if isinstance(record, dict) for key in record)
+    columns = tuple(dict.fromkeys(keys))
+    if not columns:
+        raise ValueError(f"{path} looks like JSON but its rows are not objects with named values")
+    return columns
+
+
+def _json_or_none(line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None  # a bad row, which is reported when all rows are read
+
+
+def _inspect_text(
+    table: TableFile, sample: str, roles: Sequence[Role], reading: Reading
+) -> TableFile:
+    path = table.path
+    suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
+    sniffed = _sniff_delimiter(sample, USUAL_DELIMITER.get(suffix.lower()))
+    given = SPELLED_DELIMITER.get(reading.delimiter or "", reading.delimiter)
+    delimiter = given or sniffed
+    rows = split_rows(sample, delimiter) if delimiter else []
+    if delimiter is None or not rows or len(rows[0]) < 2:
+        advice = "no usual delimiter is in it: pass delimiter=…"
+        if sniffed:
+            advice = f"it looks separated by {sniffed!r}: pass delimiter={sniffed!r}"
+        by = f" when split by {given!r}" if given else ""
+        line = sample.strip("\r\n").splitlines()[0]
+        raise ValueError(
+            f"{path} has only one column{by}; its first line is {line[:80]!r}, {advice}"
+        )
+    header, first = reading.header, rows[0]
+    if header is None:
+        named = set(reading.columns.values())
+        is_named = any(cell in named or is_known_name(cell, *roles) for cell in first)
+        header = is_named or not any(_looks_like_a_value(cell) for cell in first)
+    columns = first if header else [f"column{at + 1}" for at in range(len(first))]
+    # Commas need quoting. With other delimiters a quote is mostly part of a title, unless it
+    # encloses whole cells.
+    has_quotes = delimiter in ",;" or any(
+        len(cell) > 1 and cell[0] == cell[-1] == '"'
+        for line in sample.splitlines()
+        for cell in line.split(delimiter)
+    )
+    return replace(
+        table,
+        columns=tuple(cell.strip().strip('"') for cell in columns),
+        delimiter=delimiter,
+        quote='"' if has_quotes else "",
+        has_header=header,
+    )
+
+
+def _sniff_delimiter(sample: str, usual: str | None) -> str | None:
+    """The first delimiter that splits the sampled rows into the same number of cells."""
+    splitting = []
+    for delimiter in sorted(DELIMITERS, key=lambda each: each != usual):
+        rows = split_rows(sample, delimiter)[:50]
+        if rows and len(rows[0]) > 1:
+            splitting.append(delimiter)
+            if sum(len(row) == len(rows[0]) for row in rows) > 0.9 * len(rows):
+                return delimiter
+    return splitting[0] if splitting else None
+
+
+def split_rows(sample: str, delimiter: str) -> list[list[str]]:
+    if len(delimiter) > 1 or delimiter not in ",;\t":
+        return [line.split(delimiter) for line in sample.splitlines() if line]
+    try:
+        reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        return [row for row in reader if row]
+    except csv.Error:
+        return []
+
+
+def _looks_like_a_value(cell: str) -> bool:
+    return bool(re.fullmatch(r'"?[-+]?\d[\d.:TZeE+ -]*"?', cell.strip()))
+
+
+def parquet_columns(
+    path: Path | str, original: Path, connection: duckdb.DuckDBPyConnection | None = None
+) -> dict[str, str]:
+    """The names of the columns of a Parquet file, and their types in DuckDB."""
+    used = connection or connect()
+    try:
+        with readable(original):
+            rows = used.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()
+    finally:
+        if connection is None:
+            used.close()
+    return {row[0]: row[1] for row in rows}
 
 
 def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
@@ -63,18 +279,21 @@ def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
 
 
 def has_pattern(path: Path) -> bool:
-    """Is there a letter in the path that DuckDB would expand?"""
-    return any(letter in str(path) for letter in "*?[")
+    """Does the path contain a character that DuckDB would expand?"""
+    return any(character in str(path) for character in "*?[")
 
 
 def unpack(table: TableFile, folder: Path) -> Path:
-    """A plain UTF-8 or Parquet file with the table's content: itself, or a copy in `folder`."""
-    is_plain = not table.is_gzip and (table.kind == "parquet" or table.encoding == "utf-8")
-    if is_plain and not has_pattern(table.path):
+    """A plain UTF-8 or Parquet file with the table's content: itself, or a copy in `folder`.
+
+    Unpacking a file first finds every damage, and lets DuckDB read it in parallel.
+    """
+    is_bytes = table.kind == "parquet" or table.encoding == "utf-8"
+    if is_bytes and not table.is_gzip and not has_pattern(table.path):
         return table.path
     copy = folder / f"unpacked_{len(list(folder.iterdir()))}"
     with readable(table.path), open_unpacked(table.path, table.is_gzip) as source:
-        if table.kind == "parquet" or table.encoding == "utf-8":
+        if is_bytes:
             with copy.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
         else:
@@ -85,7 +304,7 @@ def unpack(table: TableFile, folder: Path) -> Path:
 
 
 def line_of_row(table: TableFile, row: int) -> int:
-    """The line in the file on which row `row` (from 0) ends; blank lines are no rows.
+    """The line in the file on which row `row` (from 0) ends; blank lines are not rows.
 
     For error messages only: it reads the file again up to there. Parquet has rows instead of lines.
     """

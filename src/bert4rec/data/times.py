@@ -1,7 +1,7 @@
-"""Times as integers: which of their units the rows are in, and the SQL that reads them.
+"""Times as integers: the unit that the rows are in, and the SQL that reads them.
 
-What decides are facts that can be counted apart and added up, so that a table in many pieces on
-many machines gets the same times as in one.
+The decision rests on counts that add up, so that a table in many files, read on many machines, gets
+the same times as in one file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Literal
 
 import duckdb
 
+from bert4rec.data.database import fetch_row
 from bert4rec.data.interactions import Interactions
-from bert4rec.data.relations import Kind
+from bert4rec.data.table_sql import ColumnKind
 
 TimeUnit = Literal["us", "ns"]
-# Today is 1.8e9 s, 1.8e12 ms, 1.8e15 us, 1.8e18 ns: sizes from, sizes below, factor to integers.
+# Today is 1.8e9 s, 1.8e12 ms, 1.8e15 us, 1.8e18 ns: (from, below, factor to integers) per unit.
 UNITS = ((0.0, 1e11, 10**6), (1e11, 1e14, 1000), (1e14, 1e17, 1), (1e17, 1e19, 1))
 NANOSECONDS_FROM = UNITS[-1][0]
 MAX_RATING = 100
-DECADE = 64  # classes of the histogram that a factor of ten makes; UNITS fall between classes
+DECADE = 64  # histogram bins per factor of ten; every limit of UNITS is an edge of a bin
 
 _NUMBER = 'TRY_CAST("time" AS DOUBLE)'
 _DATE = 'TRY_CAST("time" AS TIMESTAMPTZ)'
@@ -34,11 +35,11 @@ class TimeFacts:
     n_dates: int
     n_finer: int  # dates with digits below microseconds
     largest: float | None  # of the numbers that int64 holds
-    sizes: dict[float | None, int]  # how many numbers in each class of the logarithm; None: 0
+    sizes: dict[float | None, int]  # how many numbers in each bin of the logarithm; None: zeros
 
     @property
     def median(self) -> float:
-        """The lower end of the class that the median falls into: at most 4 % too small."""
+        """The lower edge of the bin of the median: at most 4 % too small."""
         n_before, half = 0, (sum(self.sizes.values()) + 1) // 2
         for size in sorted(self.sizes, key=lambda size: float("-inf") if size is None else size):
             n_before += self.sizes[size]
@@ -47,28 +48,26 @@ class TimeFacts:
         return 0.0
 
 
-def time_facts(connection: duckdb.DuckDBPyConnection, kind: Kind) -> TimeFacts:
+def time_facts(connection: duckdb.DuckDBPyConnection, kind: ColumnKind) -> TimeFacts:
     """What the times of `rows` look like."""
     if kind == "timestamp":
-        found = connection.execute('SELECT count(*) FILTER (isfinite("time")) FROM rows').fetchone()
-        assert found is not None
-        return TimeFacts(0, found[0], 0, None, {})
+        (n,) = fetch_row(connection, 'SELECT count(*) FILTER (isfinite("time")) FROM rows')
+        return TimeFacts(0, n, 0, None, {})
     is_text = kind == "text"
     dates = f"count(*) FILTER (isfinite({_DATE}))" if is_text else "0"
     finer = f"count(*) FILTER (isfinite({_DATE}) AND {_FINER} != '')" if is_text else "0"
     fits = f"abs({_NUMBER}) < 9.2e18"  # what int64 holds
     size = f"floor(log10(CASE WHEN {_NUMBER} != 0 THEN abs({_NUMBER}) END) * {DECADE})"
-    found = connection.execute(
+    n_numbers, n_dates, n_finer, largest, sizes, n_zeros = fetch_row(
+        connection,
         f"SELECT count(*) FILTER (isfinite({_NUMBER})), {dates}, {finer}, "
         f"max(abs({_NUMBER})) FILTER ({fits}), histogram({size}) FILTER ({fits}), "
-        f"count(*) FILTER ({_NUMBER} = 0) FROM rows"
-    ).fetchone()
-    assert found is not None
-    n_numbers, n_dates, n_finer, largest, sizes, n_zeros = found
+        f"count(*) FILTER ({_NUMBER} = 0) FROM rows",
+    )
     return TimeFacts(n_numbers, n_dates, n_finer, largest, {None: n_zeros, **(sizes or {})})
 
 
-def merged(parts: Iterable[TimeFacts]) -> TimeFacts:
+def sum_facts(parts: Iterable[TimeFacts]) -> TimeFacts:
     parts = list(parts)
     sizes: Counter[float | None] = Counter()
     for part in parts:
@@ -83,11 +82,11 @@ def merged(parts: Iterable[TimeFacts]) -> TimeFacts:
 
 
 def time_expression(
-    facts: TimeFacts, kind: Kind, interactions: Interactions
+    facts: TimeFacts, kind: ColumnKind, interactions: Interactions
 ) -> tuple[str, TimeUnit]:
-    """SQL for the time of a row as an integer, NULL if unreadable, and its unit.
+    """SQL for the time of a row as an integer (NULL if unreadable), and its unit.
 
-    Nanoseconds are kept, as rounding them could make ties; all else becomes microseconds.
+    Nanoseconds are kept, as rounding them could make ties; everything else becomes microseconds.
     """
     if kind == "timestamp":
         return 'CASE WHEN isfinite("time") THEN epoch_us("time") END', "us"
@@ -110,16 +109,16 @@ def time_expression(
     return _number_expression(facts.median, kind)
 
 
-def _number_expression(median: float, kind: Kind) -> tuple[str, TimeUnit]:
+def _number_expression(median: float, kind: ColumnKind) -> tuple[str, TimeUnit]:
     """Times as numbers, in the unit of the median: one absurd time must not decide for all.
 
-    A number that is read as another unit and is 100 times off the median is NULL, a bad row.
+    A number that belongs to another unit and is 100 times off the median is NULL: a bad row.
     """
     least, limit, factor = next(unit for unit in UNITS if median < unit[1])
     low, high = min(least, median / 100), max(limit, median * 100)
     unit: TimeUnit = "ns" if least == NANOSECONDS_FROM else "us"
     is_absurd = f"NOT abs({_NUMBER}) BETWEEN {low} AND {high}"
-    # Integers are not sent through floats, which would round nanoseconds.
+    # Integers do not go through floats, which would round nanoseconds.
     whole = f'TRY_CAST(TRY_CAST("time" AS HUGEINT) * {factor} AS BIGINT)'
     if kind == "integer":
         return f"CASE WHEN {is_absurd} THEN NULL ELSE {whole} END", unit

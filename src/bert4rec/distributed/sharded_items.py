@@ -396,7 +396,7 @@ def check_can_shard(config: RunConfig, n_processes: int) -> None:
             "touches all: add --set loss.name=sampled-softmax"
         )
     is_drawn = isinstance(loss, SampledSettings) and loss.negatives != "in-batch"
-    if is_drawn and loss.n_negatives < SHARED_FROM:
+    if isinstance(loss, SampledSettings) and is_drawn and loss.n_negatives < SHARED_FROM:
         raise ValueError(
             f"training.shard_items and loss.n_negatives = {loss.n_negatives}: the "
             f"queries of a step share their negatives, so draw {SHARED_FROM} or more"

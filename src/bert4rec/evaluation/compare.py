@@ -91,6 +91,21 @@ def compare(
     )
 
 
+def bootstrap(
+    values: NDArray[np.float64], n_resamples: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(users, columns) to the 95 % interval of each mean, low and high, and its p-value.
+
+    The p-value is two-sided, for a true mean of 0. All columns use the same resamples.
+    """
+    means = resampled_means(values, n_resamples, np.random.default_rng(seed))
+    low, high = interval(means)
+    # Adding one counts the data themselves as a resample: no p-value of exactly 0.
+    not_above = (1 + (means <= 0).sum(axis=0)) / (1 + n_resamples)
+    not_below = (1 + (means >= 0).sum(axis=0)) / (1 + n_resamples)
+    return low, high, np.minimum(1.0, 2 * np.minimum(not_above, not_below))
+
+
 def _check_same_task(run_a: Path, run_b: Path, protocol: str) -> None:
     """Ranks among different candidates say nothing about the models."""
     decisive = ["n_items"]
@@ -147,12 +162,7 @@ def _differences(
     seed: int,
 ) -> list[PairedDifference]:
     difference = values_b - values_a
-    means = resampled_means(difference, n_boot, np.random.default_rng(seed))
-    low, high = interval(means)
-    # Adding one counts the data themselves as a resample: no p-value of exactly 0.
-    not_above = (1 + (means <= 0).sum(axis=0)) / (1 + n_boot)
-    not_below = (1 + (means >= 0).sum(axis=0)) / (1 + n_boot)
-    p_values = np.minimum(1.0, 2 * np.minimum(not_above, not_below))
+    low, high, p_values = bootstrap(difference, n_boot, seed)
     return [
         PairedDifference(
             metric=metric,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from bert4rec.evaluation.compare import Comparison
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.evaluation.text_tables import TextTable
 
 # Recall@k and MAP@k are saved too, but repeat HR@k and MRR@k to the last digit.
 SHOWN = ("HR", "NDCG")
@@ -82,17 +82,15 @@ def figure(value: float) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One row a metric: both runs, the difference b - a with its interval, users won and lost."""
-    table = Table(
-        title=escape(f"A = {comparison.run_a}, B = {comparison.run_b}, {comparison.protocol}"),
-        caption="\n".join(_comparison_notes(comparison)),
-        caption_justify="left",
-    )
-    table.add_column("metric")
-    for name in ("A", "B", "B - A", "95 % interval", "p", "better / equal / worse"):
-        table.add_column(name, justify="right")
-    for row in comparison.differences:
-        table.add_row(
+    """For the terminal; see `comparison_text`."""
+    title = f"A = {comparison.run_a}, B = {comparison.run_b}, {comparison.protocol}"
+    return comparison_text(comparison).to_terminal(title, _comparison_notes(comparison))
+
+
+def comparison_text(comparison: Comparison) -> TextTable:
+    """One row per metric: both runs, the difference b - a with its interval, users won and lost."""
+    rows = [
+        (
             row.metric,
             figure(row.a),
             figure(row.b),
@@ -101,7 +99,11 @@ def comparison_table(comparison: Comparison) -> Table:
             f"{row.p_value:.4f}",
             f"{row.n_better:,} / {row.n_equal:,} / {row.n_worse:,}",
         )
-    return table
+        for row in comparison.differences
+    ]
+    return TextTable(
+        ("metric", "A", "B", "B - A", "95 % interval", "p", "better / equal / worse"), rows
+    )
 
 
 def _signed(value: float) -> str:

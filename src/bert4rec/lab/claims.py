@@ -1,15 +1,15 @@
-"""Published figures, and whether ours agree with them.
+"""Reproductions as data: published figures, and claims about which model is better.
 
-A reproduction is data: a TOML file that names a data set, contenders with the figures that were
-published for them, and claims about who is better than whom. A figure passes when ours lies within
-the tolerance on either side: a model that is far better than published is no reproduction either.
-An order passes when the paired difference is above zero with its whole 95 % interval; it is
-`unclear` while the interval holds zero.
+A reproduction is a TOML file that names a data set, contenders with the figures published for them,
+and claims about their order. A figure passes when ours lies within the tolerance on either side: a
+model that is far better than published is not a reproduction either. An order passes when the whole
+95 % interval of the paired difference is above zero; it is `unclear` while the interval holds zero.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from bert4rec.config import Settings, Share
-from bert4rec.lab.result import REPORTED, Figure
-from bert4rec.lab.words import STOPPED_BY_CLOCK
+from bert4rec.lab.contenders import Contender, ContenderSource, build_contenders
+from bert4rec.lab.lab_result import REPORTED, MeanEstimate
+from bert4rec.lab.report_text import STOPPED_BY_CLOCK
+from bert4rec.settings import Settings, Share
 
 ProtocolName = Literal["full", "popularity", "uniform"]
 Verdict = Literal["pass", "unclear", "miss", "not run"]
@@ -34,27 +35,29 @@ class PublishedTraining(Settings):
     epochs: float | None = None
 
 
-class Published(Settings):
-    """One contender: a recipe with settings on top, and what was published for it."""
+class PublishedModel(Settings):
+    """One contender: a recipe with settings on top, and the figures published for it."""
 
     name: Name
     title: str
-    recipe: str | None = None  # None begins with the reproduction's `base`
+    recipe: str | None = None  # None starts from the reproduction's `base`
     set: tuple[str, ...] = ()
     published: dict[str, Share] = Field(default_factory=dict)
     source: str | None = None  # where it differs from the reproduction's
     training: PublishedTraining | None = None
-    at: float | None = None  # the place on a curve
+    at: float | None = None  # the x-value on a curve
 
 
-class Base(Settings):
+class SharedRecipe(Settings):
+    """What contenders without a recipe of their own start from."""
+
     recipe: str
     set: tuple[str, ...] = ()
     training: PublishedTraining | None = None
 
 
 class Tolerance(Settings):
-    """The larger of two: a share of the published figure, and a floor for small figures."""
+    """The larger of a share of the published figure and a floor for small figures."""
 
     relative: Share
     absolute: Share
@@ -63,8 +66,8 @@ class Tolerance(Settings):
         return max(self.absolute, self.relative * published)
 
 
-class Order(Settings):
-    """`better` is above each of `worse`."""
+class PublishedOrder(Settings):
+    """`better` has a higher metric than each of `worse`."""
 
     says: str
     better: Name
@@ -80,15 +83,15 @@ class Reproduction(Settings):
     data_note: str = ""  # what to do when the data is not there
     n_users: int | None = None  # of the published data, after its filters
     n_items: int | None = None
-    data_set: tuple[str, ...] = ()  # settings of the section `data`, for all contenders
+    data_set: tuple[str, ...] = ()  # settings of the section `data`, shared by all
     protocol: ProtocolName
     notes: str
     tolerance: Tolerance
-    base: Base | None = None
-    contenders: tuple[Published, ...] = Field(min_length=1)
-    order: tuple[Order, ...] = ()
-    curve_over: str | None = None  # what `at` of the contenders is
-    attention_positions: int | None = None  # draw attention maps of so many last positions
+    base: SharedRecipe | None = None
+    contenders: tuple[PublishedModel, ...] = Field(min_length=1)
+    order: tuple[PublishedOrder, ...] = ()
+    curve_over: str | None = None  # what the x-values of a curve are
+    attention_positions: int | None = None  # draw attention maps of the last positions
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -99,7 +102,9 @@ class Reproduction(Settings):
         for order in self.order:
             for name in (order.better, *order.worse):
                 if name not in names:
-                    raise ValueError(f"order {order.says!r} names {name!r}, which is no contender")
+                    raise ValueError(
+                        f"order {order.says!r} names {name!r}, which is not a contender"
+                    )
             metrics.add(order.metric)
         if unknown := metrics - set(REPORTED):
             raise ValueError(f"unknown metrics {sorted(unknown)}: use {', '.join(REPORTED)}")
@@ -109,91 +114,92 @@ class Reproduction(Settings):
 
 
 @dataclass(frozen=True)
-class FigureClaim:
-    """A published figure beside ours; `difference` is ours minus published."""
+class Claim:
+    """A published figure of one contender, or a difference of two, beside ours."""
 
-    contender: str
-    title: str
+    says: str  # the contender, or "better > worse"
     metric: str
-    protocol: str
-    source: str
-    published: float
-    tolerance: float
-    ours: Figure | None
-    difference: float | None
+    published: float | None  # None where an order was published without figures
+    tolerance: float | None  # None for an order
+    ours: MeanEstimate | None
     verdict: Verdict
-    missed_by: float  # how far outside the tolerance; 0 for a pass
-    notes: tuple[str, ...]
+    contenders: tuple[str, ...]
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missed_by(self) -> float:
+        """How far ours is outside the tolerance."""
+        if self.ours is None or self.published is None or self.tolerance is None:
+            return 0.0
+        return max(0.0, abs(self.ours.value - self.published) - self.tolerance)
+
+
+def judge_figure(ours: float | None, published: float, tolerance: float) -> Verdict:
+    if ours is None:
+        return "not run"
+    # Figures have four digits: a tenth of the last one is not a difference.
+    return "pass" if abs(ours - published) - tolerance <= 1e-5 else "miss"
+
+
+def judge_order(difference: MeanEstimate | None) -> Verdict:
+    if difference is None:
+        return "not run"
+    assert difference.low is not None
+    assert difference.high is not None
+    return "pass" if difference.low > 0 else "miss" if difference.high < 0 else "unclear"
 
 
 @dataclass(frozen=True)
-class OrderClaim:
-    """`better` minus `worse`, paired by user; `published` is None where no figures were."""
+class TrainingLength:
+    """How long a contender was trained here."""
 
-    says: str
-    better: str
-    worse: str
-    metric: str
-    protocol: str
-    published: float | None
-    difference: Figure | None
-    verdict: Verdict
-    notes: tuple[str, ...]
+    sequences: float | None
+    epochs: float | None
+    planned_epochs: float | None  # of the recipe
+    fitted_epochs: float | None  # that fit the budget
+    is_stopped_by_clock: bool = False
 
 
-def judge_figure(ours: float | None, published: float, tolerance: float) -> tuple[Verdict, float]:
-    """The verdict, and by how much the tolerance was missed."""
-    if ours is None:
-        return "not run", 0.0
-    outside = abs(ours - published) - tolerance
-    # Figures have four digits: what agrees to a tenth of the last one is not told apart.
-    return ("pass", 0.0) if outside <= 1e-5 else ("miss", outside)
-
-
-def judge_order(difference: Figure | None) -> Verdict:
-    if difference is None:
-        return "not run"
-    low = difference.value if difference.low is None else difference.low
-    high = difference.value if difference.high is None else difference.high
-    if low > 0:
-        return "pass"
-    return "miss" if high < 0 else "unclear"
-
-
-def shortfall(
-    published: PublishedTraining | None,
-    *,
-    sequences: float | None,
-    epochs: float | None,
-    planned_epochs: float | None,
-    fitted_epochs: float | None,
-    is_stopped_by_clock: bool = False,
-) -> list[str]:
-    """What a reader must know when our training was shorter than the published one, or cut.
-
-    `planned_epochs` are the recipe's, `fitted_epochs` those that fit the budget.
-    """
+def shortfall(published: PublishedTraining | None, ours: TrainingLength) -> list[str]:
+    """Notes for the reader when our training was shorter than the published one, or cut."""
     notes = []
     if published is not None:
-        for ours, theirs, what in (
-            (sequences, published.sequences, "sequences"),
-            (epochs, published.epochs, "epochs"),
+        for done, wanted, what in (
+            (ours.sequences, published.sequences, "sequences"),
+            (ours.epochs, published.epochs, "epochs"),
         ):
-            if ours is not None and theirs is not None and ours < theirs:
-                share = f"{100 * ours / theirs:.2g} %"
+            if done is not None and wanted is not None and done < wanted:
+                share = f"{100 * done / wanted:.2g} %"
                 notes.append(f"trained on {share} of the published {what} ({published.says})")
-    was_cut = (
-        planned_epochs is not None
-        and fitted_epochs is not None
-        and epochs is not None
-        and epochs >= fitted_epochs  # else it stopped by itself, having learned what it could
-        and fitted_epochs < planned_epochs
-    )
-    if was_cut:
-        notes.append(f"the budget allowed {fitted_epochs:g} of {planned_epochs:g} epochs")
-    if is_stopped_by_clock:
+    planned, fitted = ours.planned_epochs or 0, ours.fitted_epochs or 0
+    # A run with fewer epochs than fit was stopped by its own patience.
+    if fitted < planned and (ours.epochs or 0) >= fitted:
+        notes.append(f"the budget allowed {fitted:g} of {planned:g} epochs")
+    if ours.is_stopped_by_clock:
         notes.append(STOPPED_BY_CLOCK)
     return notes
+
+
+def contenders_of(
+    reproduction: Reproduction, names: Sequence[str] = (), overrides: Sequence[str] = ()
+) -> list[Contender]:
+    """The contenders of a reproduction, or those that are named, with `overrides` on top."""
+    known = {contender.name: contender for contender in reproduction.contenders}
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"--models {name}: {reproduction.name} has {', '.join(known)}; choose among them"
+            )
+    sources = []
+    for each in (known[name] for name in known if name in names or not names):
+        recipe, settings = each.recipe, each.set
+        if recipe is None:
+            assert reproduction.base is not None
+            recipe, settings = reproduction.base.recipe, (*reproduction.base.set, *each.set)
+        settings = (*reproduction.data_set, *settings)
+        sources.append(ContenderSource(each.name, each.title, each.name, recipe, settings=settings))
+    return build_contenders(sources, overrides, reproduction.data_set)
 
 
 def reproduction_names() -> list[str]:
@@ -206,7 +212,7 @@ def reproduction_names() -> list[str]:
 
 
 def load_reproduction(source: str) -> Reproduction:
-    """One of the package by its name, or a TOML file of one's own."""
+    """A reproduction of the package by its name, or a TOML file of the user."""
     if source.endswith(".toml"):
         path = Path(source)
         try:

@@ -1,72 +1,59 @@
 """From a lab directory to what its report says.
 
-Runs that failed, were not finished or cannot be read are kept by name, so that a report never
+Every column is resampled with the same users, so that differences are paired. With several seeds a
+user's metric is averaged over the seeds first: an interval covers the choice of users, not that of
+seeds. Runs that failed, did not finish or cannot be read keep their names, so that a report never
 looks more complete than the lab was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from bert4rec.lab.result import (
+from bert4rec.evaluation.compare import bootstrap
+from bert4rec.evaluation.metrics import per_user
+from bert4rec.lab.lab_result import (
     COMPARED,
     FULL,
     RANKED_BY,
     REPORTED,
-    Difference,
-    Figure,
+    DifferenceToBest,
     LabResult,
-    MissingRun,
+    MeanEstimate,
     ModelResult,
+    UserBin,
 )
-from bert4rec.lab.saved_runs import (
-    FinishedRun,
-    check_same_questions,
-    expected_runs,
-    read_facts,
-    read_run,
-)
-from bert4rec.lab.statistics import (
-    N_RESAMPLES,
-    bootstrap,
-    differences_to,
-    mean_over_seeds,
-    means_by_bin,
-    quantile_bins,
-)
+from bert4rec.lab.saved_runs import FinishedRun, read_runs
 
+N_RESAMPLES = 10_000
+N_BINS = 5
 LONGEST_LIST = 50  # HR@k is drawn for k = 1..50
 
 
 def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
     """Read every run of a lab and compute all that a report needs."""
-    facts = read_facts(lab_dir)
-    runs: dict[str, list[FinishedRun]] = {}
-    missing: list[MissingRun] = []
-    for name, seed in expected_runs(lab_dir, facts):
-        run = read_run(lab_dir, name, seed)
-        if isinstance(run, MissingRun):
-            missing.append(run)
-        else:
-            runs.setdefault(name, []).append(run)
-    result = LabResult(facts, (), 0, None, n_resamples, (), (), (), tuple(missing))
+    found = read_runs(lab_dir)
+    runs, missing = found.finished, tuple(found.missing)
     if not runs:
-        return result
-    all_runs = [run for of_model in runs.values() for run in of_model]
-    for run in all_runs[1:]:
-        check_same_questions(all_runs[0], run)
-    first = all_runs[0].evaluation
-    result = replace(
-        result,
-        protocols=tuple(p for p in first.ranks if all(p in r.evaluation.ranks for r in all_runs)),
+        return LabResult(found.facts, (), 0, None, n_resamples, (), (), (), missing)
+    every = [run.evaluation for of_model in runs.values() for run in of_model]
+    first = every[0]
+    result = LabResult(
+        found.facts,
+        protocols=tuple(p for p in first.ranks if all(p in each.ranks for each in every)),
         n_users=len(first.users),
         n_negatives=first.extras.get("settings", {}).get("n_negatives"),
+        n_resamples=n_resamples,
         history_bins=quantile_bins(first.history_lengths),
         popularity_bins=quantile_bins(first.target_counts),
+        models=(),
+        missing=missing,
     )
     figures = _figures(result, runs)
     order = sorted(runs, key=lambda name: (-figures[name][FULL][RANKED_BY].value, name))
@@ -75,18 +62,91 @@ def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
     return replace(result, models=tuple(models))
 
 
-def _values(runs: list[FinishedRun], metric: str, protocol: str = FULL) -> NDArray[np.float64]:
-    return mean_over_seeds([run.evaluation.ranks[protocol] for run in runs], metric)
+def mean_over_seeds(
+    runs: Sequence[FinishedRun], metric: str, protocol: str = FULL
+) -> NDArray[np.float64]:
+    """(users,) of a metric, averaged over the runs of one model."""
+    ranks = [torch.from_numpy(run.evaluation.ranks[protocol]) for run in runs]
+    values: NDArray[np.float64] = torch.stack([per_user(r, metric) for r in ranks]).mean(0).numpy()
+    return values
+
+
+def mean_estimates(
+    values: NDArray[np.float64], *, n_resamples: int, seed: int = 0
+) -> tuple[list[MeanEstimate], list[float]]:
+    """(users, columns) to the mean of each column with its interval, and its p-value."""
+    low, high, p_values = bootstrap(values, n_resamples, seed)
+    columns = zip(values.mean(axis=0).tolist(), low.tolist(), high.tolist(), strict=True)
+    return [MeanEstimate(*column) for column in columns], p_values.tolist()
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (Holm 1979), in the order given.
+
+    The smallest of m p-values is multiplied by m, the next by m - 1, and so on; none may end below
+    a smaller one before it, nor above 1. The chance of any false positive among all m comparisons
+    stays below the level at which the corrected values are read.
+    """
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for n_done, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - n_done) * p_values[place]))
+        corrected[place] = largest
+    return corrected
+
+
+def differences_to(
+    best: int, values: NDArray[np.float64], *, n_resamples: int = N_RESAMPLES, seed: int = 0
+) -> list[DifferenceToBest | None]:
+    """(users, models) of one metric to each model minus model `best`; None for `best` itself.
+
+    Holm's correction is for the number of models compared under this metric.
+    """
+    others = [model for model in range(values.shape[1]) if model != best]
+    found: list[DifferenceToBest | None] = [None] * values.shape[1]
+    if others:
+        # Differences of users, not of resampled means: equal models then differ by exactly 0.
+        paired = values[:, others] - values[:, [best]]
+        figures, p_values = mean_estimates(paired, n_resamples=n_resamples, seed=seed)
+        for model, figure, p_value, holm_p in zip(
+            others, figures, p_values, holm(p_values), strict=True
+        ):
+            assert figure.low is not None
+            assert figure.high is not None
+            found[model] = DifferenceToBest(figure.value, figure.low, figure.high, p_value, holm_p)
+    return found
+
+
+def quantile_bins(numbers: NDArray[np.int64], n_bins: int = N_BINS) -> tuple[UserBin, ...]:
+    """Bins of about equally many users; fewer bins where many users share a number."""
+    if len(numbers) == 0:
+        return ()
+    inner = np.quantile(numbers, np.arange(1, n_bins) / n_bins, method="inverted_cdf")
+    upper = sorted({int(edge) for edge in inner} | {int(numbers.max())})
+    bins, low = [], int(numbers.min())
+    for high in upper:
+        bins.append(UserBin(low, high, int(((numbers >= low) & (numbers <= high)).sum())))
+        low = high + 1
+    return tuple(bins)
+
+
+def means_by_bin(
+    values: NDArray[np.float64], numbers: NDArray[np.int64], bins: Sequence[UserBin]
+) -> tuple[float, ...]:
+    """Mean of the users' values in each bin."""
+    return tuple(
+        float(values[(numbers >= each.low) & (numbers <= each.high)].mean()) for each in bins
+    )
 
 
 def _figures(
     result: LabResult, runs: dict[str, list[FinishedRun]]
-) -> dict[str, dict[str, dict[str, Figure]]]:
+) -> dict[str, dict[str, dict[str, MeanEstimate]]]:
     """model -> protocol -> metric, all from one set of resampled users."""
     columns = [(name, p, metric) for name in runs for p in result.protocols for metric in REPORTED]
-    values = np.stack([_values(runs[name], metric, p) for name, p, metric in columns], axis=1)
-    found, _ = bootstrap(values, n_resamples=result.n_resamples, seed=0)
-    figures: dict[str, dict[str, dict[str, Figure]]] = {}
+    values = np.stack([mean_over_seeds(runs[n], metric, p) for n, p, metric in columns], axis=1)
+    found, _ = mean_estimates(values, n_resamples=result.n_resamples)
+    figures: dict[str, dict[str, dict[str, MeanEstimate]]] = {}
     for (name, protocol, metric), figure in zip(columns, found, strict=True):
         figures.setdefault(name, {}).setdefault(protocol, {})[metric] = figure
     return figures
@@ -94,11 +154,11 @@ def _figures(
 
 def _differences(
     runs: dict[str, list[FinishedRun]], best: str, n_resamples: int
-) -> dict[str, dict[str, Difference]]:
+) -> dict[str, dict[str, DifferenceToBest]]:
     names = sorted(runs)
-    differences: dict[str, dict[str, Difference]] = {name: {} for name in names}
+    differences: dict[str, dict[str, DifferenceToBest]] = {name: {} for name in names}
     for metric in COMPARED:
-        values = np.stack([_values(runs[name], metric) for name in names], axis=1)
+        values = np.stack([mean_over_seeds(runs[name], metric) for name in names], axis=1)
         found = differences_to(names.index(best), values, n_resamples=n_resamples)
         for name, difference in zip(names, found, strict=True):
             if difference is not None:
@@ -110,11 +170,10 @@ def _model(
     result: LabResult,
     name: str,
     runs: list[FinishedRun],
-    figures: dict[str, dict[str, Figure]],
-    differences: dict[str, Difference],
+    figures: dict[str, dict[str, MeanEstimate]],
+    differences: dict[str, DifferenceToBest],
 ) -> ModelResult:
-    questions = runs[0].evaluation
-    quality = _values(runs, RANKED_BY)
+    held_out, quality = runs[0].evaluation, mean_over_seeds(runs, RANKED_BY)
     ranks = np.stack([run.evaluation.ranks[FULL] for run in runs])
     places = np.bincount(ranks[ranks <= LONGEST_LIST], minlength=LONGEST_LIST + 1)
     hit_rates = places[1:].cumsum() / ranks.size  # place 0 is UNREACHABLE
@@ -123,7 +182,7 @@ def _model(
         title=runs[0].title,
         settings=runs[0].settings,
         seeds=tuple(run.seed for run in runs),
-        is_without_chance=runs[0].is_without_chance,
+        is_deterministic=runs[0].is_deterministic,
         figures=figures,
         seed_figures={
             protocol: {
@@ -135,14 +194,14 @@ def _model(
         costs=tuple(run.cost for run in runs),
         curves=tuple(run.curve for run in runs),
         hit_rates=tuple(hit_rates.tolist()),
-        by_history_length=means_by_bin(quality, questions.history_lengths, result.history_bins),
-        by_popularity=means_by_bin(quality, questions.target_counts, result.popularity_bins),
+        by_history_length=means_by_bin(quality, held_out.history_lengths, result.history_bins),
+        by_popularity=means_by_bin(quality, held_out.target_counts, result.popularity_bins),
         differences=differences,
     )
 
 
-def _of_seed(run: FinishedRun, metric: str, protocol: str) -> Figure:
+def _of_seed(run: FinishedRun, metric: str, protocol: str) -> MeanEstimate:
     """The mean of one seed, with the interval that its own evaluation saved."""
     known = run.evaluation.metrics[protocol].get(metric)
     low, high = (known["low"], known["high"]) if known else (None, None)
-    return Figure(float(_values([run], metric, protocol).mean()), low, high)
+    return MeanEstimate(float(mean_over_seeds([run], metric, protocol).mean()), low, high)

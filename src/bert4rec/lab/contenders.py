@@ -1,18 +1,19 @@
-"""Who takes part in a lab: recipes of the package by name, or settings files of one's own.
+"""Who takes part in a lab: recipes of the package by name, or TOML files of the user.
 
-All contenders answer the same questions about the same data, so the sections `data` and
+All contenders are evaluated on the same held-out items of the same data, so the sections `data` and
 `evaluation` belong to the lab (`--set`) and not to a contender.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert4rec.config import Config, load_config, override_config, recipe_names
+from bert4rec.config import Config, load_config, recipe_names
+from bert4rec.settings import Settings
 
 # The order of a table: counted, matrix factorisation, recurrent, convolution, attention.
 TITLES = {
@@ -38,65 +39,99 @@ TITLES = {
     "bert4rec-2-stage": "BERT4Rec + last-item stage",
     "bert4rec-causal": "BERT4Rec-causal",
 }
-WITHOUT_CHANCE = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
+DETERMINISTIC = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
 LAB_SECTIONS = ("data", "evaluation")
+CHOOSERS = (".name", ".objective")  # settings that decide which other settings there are
 
 
 @dataclass(frozen=True)
 class Contender:
     name: str  # also the name of its folder
     title: str
-    config: Config  # with seed 0, and the epochs of the recipe
-    source: str  # as it was asked for: a recipe, a TOML file, a contender of a reproduction
-    overrides: tuple[str, ...] = ()  # that were given with --set
+    config: Config  # with seed 0 and the epochs of the recipe
+    source: str  # what the user named: a recipe, a TOML file, a contender of a reproduction
+    overrides: tuple[str, ...] = ()  # of --set
 
     def seeds(self, n: int) -> list[int]:
-        return [0] if self.config.model.name in WITHOUT_CHANCE else list(range(n))
+        return [0] if self.config.model.name in DETERMINISTIC else list(range(n))
+
+
+@dataclass(frozen=True)
+class ContenderSource:
+    """A recipe, with a file and settings on top: all of a contender but the user's --set."""
+
+    name: str
+    title: str
+    source: str
+    recipe: str
+    file: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def config(self, overrides: Iterable[str] = ()) -> Config:
+        return load_config(self.recipe, self.file, [*self.settings, *overrides])
 
 
 def choose_contenders(names: Sequence[str], overrides: Iterable[str] = ()) -> list[Contender]:
     """The contenders named (`all`, recipes, TOML files), each with `overrides` on top."""
-    overrides = list(overrides)
-    lab = lab_config(overrides)
     wanted = [each for name in names for each in (list(TITLES) if name == "all" else [name])]
     if not wanted:
-        raise ValueError("no model is named: pass --models all, or some of " + _there_are())
-    chosen: dict[str, Contender] = {}
-    sources: dict[str, str] = {}
+        raise ValueError("no model is named: pass --models all, or some of " + _known_names())
+    sources: dict[str, ContenderSource] = {}
     for source in wanted:
-        contender = _contender(source, overrides)
-        name = contender.name
-        if sources.get(name, source) != source or (name in TITLES and source != name):
+        found = _source(source)
+        known = sources.setdefault(found.name, found)
+        if known != found or (found.name in TITLES and source != found.name):
             raise ValueError(
-                f"{source}: there is another model named {name!r} in the lab: rename the file"
+                f"{source}: there is another model named {found.name!r} in the lab: rename the file"
             )
-        check_asked_the_same(contender, lab)
-        chosen[name], sources[name] = contender, source
-    return in_table_order(chosen)
+    return build_contenders([sources[name] for name in table_order(sources)], overrides)
 
 
-def lab_config(overrides: Iterable[str]) -> Config:
-    """What all contenders share: the sections `data` and `evaluation` count."""
+def build_contenders(
+    sources: Sequence[ContenderSource],
+    overrides: Iterable[str] = (),
+    lab_settings: Iterable[str] = (),
+) -> list[Contender]:
+    """Contenders with `overrides` on top, all evaluated on the same held-out items.
+
+    An override applies to the contenders that have the setting; one that none has is an error.
+    `lab_settings` are those of data and evaluation that all sources share.
+    """
     overrides = list(overrides)
     refuse_overrides(overrides, {"seed": "several seeds are run, choose them with --seeds"})
-    return override_config(Config(), overrides)
+    applied = {each.name: _applicable(each, overrides) for each in sources}
+    for override in overrides:
+        if not any(override in kept for kept in applied.values()):
+            sources[-1].config([override])  # its error names the settings that there are
+            raise ValueError(f"--set {override}: no model of this lab has this setting")
+    usual = load_config("default").model_dump()
+    known = flat_settings({section: usual[section] for section in LAB_SECTIONS})
+    for_all = [override for override in overrides if full_name(override, known) in known]
+    shared = load_config("default", None, [*lab_settings, *for_all])
+    contenders = []
+    for each in sources:
+        config = each.config(applied[each.name])
+        contenders.append(Contender(each.name, each.title, config, each.source, tuple(overrides)))
+        check_same_evaluation(contenders[-1], shared)
+    return contenders
 
 
 def refuse_overrides(overrides: Iterable[str], instead: dict[str, str]) -> None:
-    """Settings of a training that the command itself chooses: `instead` says how it is told."""
-    chosen, usual = override_config(Config(), overrides).training, Config().training
-    for key, what in (instead | {"minutes": "choose the time of a training with --budget"}).items():
-        if getattr(chosen, key) != getattr(usual, key):
-            raise ValueError(f"--set training.{key}: {what}")
+    """Settings of a training that the command chooses itself: `instead` says how to give them."""
+    instead = instead | {"minutes": "choose the time of a training with --budget"}
+    for override in overrides:
+        key = override.partition("=")[0].strip().removeprefix("training.")
+        if key in instead:
+            raise ValueError(f"--set training.{key}: {instead[key]}")
 
 
-def check_asked_the_same(contender: Contender, lab: Config) -> None:
-    """Figures from different data or questions say nothing about who is better."""
+def check_same_evaluation(contender: Contender, lab: Config) -> None:
+    """Metrics on different data or held-out items do not say which model is better."""
     for section in LAB_SECTIONS:
         if getattr(contender.config, section) != getattr(lab, section):
             raise ValueError(
                 f"{contender.source} has settings of its own in the section {section!r}: all "
-                f"models of a lab are asked the same, so pass them to all with --set {section}.…"
+                f"models of a lab share them, so pass them to all with --set {section}.…"
             )
     if contender.config.training.on_validation:
         raise ValueError(
@@ -110,41 +145,84 @@ def split_names(parts: Iterable[str] | None) -> list[str]:
     return [name.strip() for part in parts or () for name in part.split(",") if name.strip()]
 
 
-def in_table_order(chosen: dict[str, Contender]) -> list[Contender]:
-    return [chosen[name] for name in table_order(chosen)]
-
-
 def table_order(names: Iterable[str]) -> list[str]:
     """The package's contenders in their order, then the others as they came."""
     places = {name: place for place, name in enumerate(TITLES)}
-    return sorted(names, key=lambda name: places.get(name, len(places)))
+    return sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places)))
+
+
+def full_name(override: str, known: Iterable[str]) -> str:
+    """`training.seed` of `training.seed=1`, and of `seed=1` where only one known setting fits."""
+    key = override.partition("=")[0].strip()
+    names = [name for name in known if name.rpartition(".")[2] == key]
+    return names[0] if len(names) == 1 else key
+
+
+def flat_settings(values: Any, name: str = "") -> dict[str, Any]:
+    """`section.key` → value of nested settings; stages are numbered, as in `stages.0.epochs`."""
+    return dict(_flat(values, name))
+
+
+def _flat(values: Any, name: str) -> Iterator[tuple[str, Any]]:
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(values, dict):
+        items = values.items()
+    elif name == "stages":
+        items = enumerate(values)
+    else:
+        yield name, values
+        return
+    for key, value in items:
+        yield from _flat(value, f"{name}.{key}" if name else str(key))
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """`section.key` → value of all that differs from the defaults."""
-    ours, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
+    """`section.key` → value of all that differs from the defaults of the model, loss and stages."""
+    return unusual_settings(config.model_dump(mode="json"), config)
+
+
+def unusual_settings(values: dict[str, Any], config: Config | None = None) -> dict[str, Any]:
+    """Those of `values` that differ from the defaults of the settings classes in `config`."""
+    config = config or Config()
+    usual = flat_settings(
+        {name: _defaults(getattr(config, name)) for name in values if name != "stages"}
+        | {"stages": [_defaults(stage) for stage in config.stages]}
+    )
     return {
-        f"{section}.{key}": value
-        for section, values in ours.items()
-        for key, value in values.items()
-        if value != defaults[section][key]
+        name: value
+        for name, value in flat_settings(values).items()
+        if usual.get(name, ...) != value or name.endswith(CHOOSERS)
     }
 
 
-def _contender(source: str, overrides: list[str]) -> Contender:
+def _defaults(settings: Settings) -> dict[str, Any]:
+    fields = type(settings).model_fields
+    return type(settings).model_construct().model_dump(mode="json", include=set(fields))
+
+
+def _applicable(source: ContenderSource, overrides: Sequence[str]) -> list[str]:
+    """The overrides whose setting this contender has, once its model and loss are chosen."""
+
+    def kept(given: Sequence[str], chosen: Sequence[str]) -> list[str]:
+        known = flat_settings(source.config(chosen).model_dump(mode="json"))
+        return [each for each in given if full_name(each, known) in known]
+
+    choosing = [each for each in overrides if each.partition("=")[0].strip().endswith(CHOOSERS)]
+    return kept(overrides, kept(choosing, ()))
+
+
+def _source(source: str) -> ContenderSource:
     if source.endswith(".toml"):
         name = Path(source).stem
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ValueError(f"{source}: name the file with letters, digits and . + - _ only")
-        config = load_config("default", source, overrides)
-        return Contender(name, name, config, source, tuple(overrides))
+        return ContenderSource(name, name, source, "default", source)
     if source not in recipe_names():
-        raise ValueError(f"no model is named {source!r}: there are {_there_are()}")
-    config = load_config(source, None, overrides)
-    return Contender(source, TITLES.get(source, source), config, source, tuple(overrides))
+        raise ValueError(f"no model is named {source!r}: there are {_known_names()}")
+    return ContenderSource(source, TITLES.get(source, source), source, source)
 
 
-def _there_are() -> str:
+def _known_names() -> str:
     others = [name for name in recipe_names() if name not in TITLES]
     return (
         f"{', '.join(TITLES)}; other recipes: {', '.join(others)}; "

@@ -17,7 +17,7 @@ from bert4rec.data.splits import Spans
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
-from bert4rec.settings import Positive
+from bert4rec.settings import Positive, Settings
 
 
 class BPRMFSettings(ModelSettings):
@@ -38,7 +38,7 @@ class BPRMF:
     popularity instead of uniformly, and a draw that the user did have is skipped.
     """
 
-    settings_class = BPRMFSettings
+    settings_class: ClassVar[type[Settings]] = BPRMFSettings
     objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = True
     max_history: int | None = 0

@@ -17,7 +17,7 @@ from bert4rec.data.splits import Spans
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
-from bert4rec.settings import Positive
+from bert4rec.settings import Positive, Settings
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory of a call: long histories have many neighbours
 
@@ -39,7 +39,7 @@ class ItemKNN:
     `columns[offsets[j]:offsets[j + 1]]`. Row `V` is PAD's and is empty.
     """
 
-    settings_class = ItemKNNSettings
+    settings_class: ClassVar[type[Settings]] = ItemKNNSettings
     objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = False
     max_history: int | None = None

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from bert4rec.data.splits import Spans
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
+from bert4rec.settings import Settings
 
 # Weight of the popularity prior, in transitions. Below 1, an item never seen after the last one
 # (at most PRIOR * 1) always scores less than one seen after it just once (at least 1).
@@ -34,7 +35,7 @@ class MarkovChain:
     no special case: it gets the popularity itself.
     """
 
-    settings_class = MarkovSettings
+    settings_class: ClassVar[type[Settings]] = MarkovSettings
     objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = False
     max_history: int | None = 1

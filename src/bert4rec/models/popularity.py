@@ -11,6 +11,7 @@ from torch import Tensor
 from bert4rec.data.splits import Spans
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
+from bert4rec.settings import Settings
 
 
 class PopularitySettings(ModelSettings):
@@ -23,7 +24,7 @@ class Popularity:
     So its softmax is the item's share of all interactions. An item that never occurs counts half.
     """
 
-    settings_class = PopularitySettings
+    settings_class: ClassVar[type[Settings]] = PopularitySettings
     objectives: ClassVar[tuple[str, ...]] = ()
     needs_known_user: ClassVar[bool] = False
     max_history: int | None = 0

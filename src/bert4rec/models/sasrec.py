@@ -98,13 +98,13 @@ class CausalBlock(nn.Module):
         x = q + self.output(self._attention(self.query(q), self.key_value(x)))
         x = self.norm_2(x)
         inner = self.dropout_inner(F.relu(self.inner(x)))
-        return self.dropout_outer.added(x, self.outer(inner))
+        return self.dropout_outer.add(x, self.outer(inner))
 
     def _attention(self, query: Tensor, key_value: Tensor) -> Tensor:
         B, L, D = query.shape
         q = query.view(B, L, self.heads, -1).transpose(1, 2)
         k, v = key_value.view(B, L, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if self.attention_dropout.keeps_all:
+        if self.attention_dropout.is_identity:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:  # torch's fused kernel has no dropout on a CPU
             later = torch.ones(L, L, dtype=torch.bool, device=q.device).triu(1)

@@ -1,1 +1,1 @@
-"""Recommendations behind an API: FastAPI on granian, a store of histories and a web page."""
+"""The HTTP service: FastAPI on granian, stored histories and a web page."""

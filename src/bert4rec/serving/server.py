@@ -1,15 +1,17 @@
-"""Run the app on granian: worker processes that are restarted if they die, signals, draining.
+"""Run the app on granian: checks before the start, worker processes, signals, draining.
 
-SIGTERM and SIGINT: every worker first answers on for `drain` seconds, closing each connection with
-its answer and failing /readyz, so that clients and load balancers go elsewhere without losing a
-request; then it stops to listen, finishes what it has, and ends. SIGHUP: every worker takes the
-model that is on disk now.
+SIGTERM or SIGINT: for `drain` seconds each worker keeps answering, but closes every connection with
+its response and fails /readyz, so that clients and load balancers move on without losing a request.
+Then it stops listening, finishes the requests it has accepted, and exits. SIGHUP: each worker loads
+the model that is on disk now. A worker that dies is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import json
 import multiprocessing
 import os
 import signal
@@ -25,51 +27,89 @@ from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.server import Server
 
-from bert4rec.serving.logs import log_config
-from bert4rec.serving.settings import ServeSettings
+from bert4rec.durable import verify_manifest
+from bert4rec.serving.http.access import ApiKeys
+from bert4rec.serving.json_logs import log_config
+from bert4rec.serving.serve_settings import ServeSettings
+from bert4rec.serving.store import check_store_url
 
 BACKLOG = 1024
-MAX_CONNECTIONS = 8192  # of a worker; idle ones count, so few would let anybody lock others out
+MAX_CONNECTIONS = 8192  # per worker, idle ones included: a small limit would let anybody block it
 END_WITHIN = 8  # seconds, then a worker is killed
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 PR_SET_PDEATHSIG = 1
 
 
+def check_before_start(settings: ServeSettings) -> None:
+    """Raise a ValueError for what is wrong before any worker starts, without loading torch."""
+    for directory in (settings.model, *settings.compare):
+        if not directory.is_dir():
+            raise ValueError(f"{directory} is not a directory: train a model there first")
+        verify_manifest(directory)
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or "model" not in config:
+            raise ValueError(f"{directory / 'config.json'} does not describe a model")
+    keys = ApiKeys.load(settings.keys)
+    if not settings.is_local and not keys:
+        raise ValueError(
+            f"--host {settings.host} can be reached by others, so it needs API keys: write a file "
+            "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
+            "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
+        )
+    check_store_url(settings.store)
+    _check_address(settings.host, settings.port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Is the port free? The workers share it, so the server itself would not notice."""
+    try:
+        kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} is in use: stop the program that listens there, or choose "
+            raise ValueError(reason + "another --port") from None
+        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+
+
 def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None) -> None:
-    """Until a signal ends it. `on_ready` is called when the first worker answers."""
+    """Serve until a signal ends it. `on_ready` is called when the first worker is ready."""
+    address = socket.getaddrinfo(settings.host, None, type=socket.SOCK_STREAM)[0][4][0]
     server = Server(
         "bert4rec",
-        address=address_of(settings.host),
+        address=str(address),  # granian takes no host names
         port=settings.port,
         interface=Interfaces.ASGI,
         workers=settings.workers,
-        http=HTTPModes.http1,  # when it has to guess, a silent connection has no time limit
+        http=HTTPModes.http1,  # when granian has to guess, a silent connection has no time limit
         loop=Loops.uvloop,
         backlog=BACKLOG,
         backpressure=MAX_CONNECTIONS,
         http1_settings=HTTP1Settings(header_read_timeout=int(settings.header_within * 1000)),
         websockets=False,
         log_dictconfig=log_config(),
-        respawn_failed_workers=False,  # until one was ready: a broken start is not tried again
+        respawn_failed_workers=False,  # until one was ready: a broken start is not repeated
         workers_kill_timeout=END_WITHIN,
     )
 
     was_ready = False
 
-    def tell_workers(number: signal.Signals) -> None:
+    def signal_workers(number: signal.Signals) -> None:
         for child in multiprocessing.active_children():
             if child.pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                with contextlib.suppress(ProcessLookupError):  # it has just exited
                     os.kill(child.pid, number)
 
     def on_end(*_: object) -> None:
         server.respawn_failed_workers = False
-        tell_workers(signal.SIGUSR2)
+        signal_workers(signal.SIGUSR2)
         threading.Timer(settings.drain, server.signal_handler_interrupt).start()
 
     def on_reload(*_: object) -> None:
-        if was_ready:  # one that starts looks for news itself when it has loaded
-            tell_workers(signal.SIGHUP)
+        if was_ready:  # a worker that is starting looks for a newer model when it has loaded
+            signal_workers(signal.SIGHUP)
 
     def on_worker_ready(*_: object) -> None:
         nonlocal was_ready
@@ -79,39 +119,34 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
                 on_ready()
 
     @server.on_startup
-    def take_signals() -> None:  # granian has set its own before
+    def set_signal_handlers() -> None:  # after granian has set its own
         signal.signal(signal.SIGTERM, on_end)
         signal.signal(signal.SIGINT, on_end)
         signal.signal(signal.SIGHUP, on_reload)
         signal.signal(signal.SIGUSR1, on_worker_ready)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what a new worker starts with
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # inherited by a new worker
 
     with _shared_metrics(settings.workers):
         server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
 
 
-def address_of(host: str) -> str:
-    """As numbers, which is all that the server takes."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-
-
 def _load_app(settings: ServeSettings, main_pid: int) -> Any:
-    """In a worker process: only now is torch imported, never above a fork."""
+    """Runs in a worker process: torch is imported here, never before a fork."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_DFL)  # what the main process does is not for a worker
-    for number in (signal.SIGHUP, signal.SIGUSR2):  # until the service takes them: by default
-        signal.signal(number, signal.SIG_IGN)  # they would end a worker that is still starting
-    os.setpgid(0, 0)  # Ctrl-C reaches the main process alone, which lets the workers drain
-    if sys.platform == "linux":  # no worker outlives the process that would restart and end it
+        signal.signal(number, signal.SIG_DFL)  # the main process's handlers are not for a worker
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # until the service handles them: the default
+        signal.signal(number, signal.SIG_IGN)  # would end a worker that is still starting
+    os.setpgid(0, 0)  # Ctrl-C reaches the main process only, which lets the workers drain
+    if sys.platform == "linux":  # no worker outlives the main process
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    from bert4rec.serving.app import make_app
+    from bert4rec.serving.http.app import make_app
 
     return make_app(settings, main_pid)
 
 
 @contextlib.contextmanager
 def _shared_metrics(n_workers: int) -> Iterator[None]:
-    """Several workers count into files of one folder, which the client library adds up."""
+    """Several workers count in files of one folder, which the Prometheus client adds up."""
     if n_workers == 1:
         yield
         return

@@ -1,90 +1,80 @@
-"""What the routes ask: models, histories and a queue, put together for one worker."""
+"""What the routes call: models, stored histories and queues, put together for one worker."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import logging
-import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 
 from bert4rec.allocator import keep_freed_memory
 from bert4rec.recommender import Recommendations
-from bert4rec.serving.batching import Batcher, Overloaded, TooLate
-from bert4rec.serving.lane import Lane
-from bert4rec.serving.metrics import Metrics
-from bert4rec.serving.problems import Problem
-from bert4rec.serving.room import Room
-from bert4rec.serving.served_model import ServedModel
-from bert4rec.serving.settings import ServeSettings
-from bert4rec.serving.shelf import Change, ModelRefused, Shelf
-from bert4rec.serving.store import Store, open_store
+from bert4rec.serving.http.problems import Problem
+from bert4rec.serving.model_registry import ModelRefused, ModelRegistry, ModelRequest, ServedModel
+from bert4rec.serving.prometheus_metrics import ServiceMetrics
+from bert4rec.serving.request_queues import (
+    BatchingQueue,
+    Overloaded,
+    ResponseBudget,
+    ThreadQueue,
+)
+from bert4rec.serving.serve_settings import ServeSettings
+from bert4rec.serving.store import HistoryStore, open_store
 
 log = logging.getLogger("bert4rec.serving")
 
-T = TypeVar("T")
-SLOW_WAITING, SLOW_WITHIN = 8, 10.0
+EXPLANATIONS_WAITING, EXPLAIN_WITHIN = 8, 10.0
 SEARCHES_WAITING = 64
 GC_THRESHOLDS = 100_000, 20, 50  # a request makes hundreds of objects, and hardly ever a cycle
-SWITCH_INTERVAL = 0.0005  # seconds that a slow question may hold Python's lock, instead of 5 ms
-
-
-@dataclass(frozen=True)
-class Wanted:
-    served: ServedModel  # the version that was served when the request came
-    history: Sequence[str | int]
-    k: int
-    exclude_seen: bool
-    allow: Sequence[str | int] | None
-    block: Sequence[str | int] | None
+SWITCH_INTERVAL = 0.0005  # seconds that a slow thread may hold Python's lock, instead of 5 ms
 
 
 class Service:
+    """One worker's models, store and queues, and what the signals do."""
+
     def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
         self.settings, self._main_pid = settings, main_pid
-        self.metrics = Metrics()
-        directories = [settings.model, *settings.compare]
-        self.shelf = Shelf(directories, self.metrics.on_models, settings.retrieval)
-        self.batcher: Batcher[Wanted, Recommendations] = Batcher(
-            self._answer,
+        self.metrics = ServiceMetrics()
+        directories = (settings.model, *settings.compare)
+        self.registry = ModelRegistry(directories, self._on_models, settings.retrieval)
+        self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
+        self._queue = BatchingQueue(
+            recommend_by_model,
             settings.max_batch,
             settings.max_waiting,
             settings.answer_within,
             self.metrics.on_batch,
         )
-        self.explaining = Lane(SLOW_WAITING, SLOW_WITHIN)
-        self.searching = Lane(SEARCHES_WAITING, settings.answer_within)
-        self.room = Room()
+        self.explaining = ThreadQueue(EXPLANATIONS_WAITING, EXPLAIN_WITHIN)
+        self.searching = ThreadQueue(SEARCHES_WAITING, settings.answer_within)
+        self.budget = ResponseBudget()
         self.is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.store: Store
+        self.store: HistoryStore
 
     async def start(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL)
         keep_freed_memory()
         torch.set_num_threads(self.settings.threads)
-        self.shelf.load()
+        self.registry.load()
         self.store = await open_store(self.settings.store)
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
             loop.add_signal_handler(number, handler)
-        if self.shelf.has_news():  # a new model and its signal came while this one was loaded
+        if self.registry.has_news():  # a new model and its signal came while this one loaded
             await self._reload_quietly()
         if self.settings.watch:
             self._tasks.append(loop.create_task(self._watch()))
         gc.collect()
-        gc.freeze()  # what is there now stays, and need not be walked through again and again
+        gc.freeze()  # what is there now stays: no need to traverse it in every collection
         gc.set_threshold(*GC_THRESHOLDS)
-        log.info("ready", extra={"models": {n: m.version for n, m in self.shelf.now.items()}})
+        log.info("ready", extra={"models": {n: m.version for n, m in self.registry.models.items()}})
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -97,63 +87,46 @@ class Service:
         self.is_draining = True
 
     def model(self, name: str | None) -> ServedModel:
-        found = self.shelf.get(name)
+        found = self.registry.get(name)
         if found is None:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found
 
-    async def recommend(self, wanted: Sequence[Wanted]) -> list[Recommendations]:
-        with queue_problems():
-            return await self.batcher.ask(wanted)
+    async def recommend(
+        self, served: ServedModel, requests: Sequence[ModelRequest]
+    ) -> list[Recommendations]:
+        """All by the same version of a model."""
+        return await self._queue.submit([(served, request) for request in requests])
 
-    def take_room(self, n_items: int) -> None:
-        with queue_problems():
-            self.room.take(n_items)
+    def refusal(self, n_active: int) -> Problem | None:
+        """Called before a body is read, so that refusing costs next to nothing.
 
-    async def explain(self, make: Callable[[], T]) -> T:
-        with queue_problems():
-            return await self.explaining.run(make)
-
-    async def search(self, make: Callable[[], T]) -> T:
-        with queue_problems():
-            return await self.searching.run(make)
-
-    def refusal(self, n_asking: int) -> Problem | None:
-        """Asked before a body is read, so that refusing costs next to nothing.
-
-        `n_asking` requests are under way: those whose bodies are still read do not wait in the
-        queue yet, but they will.
+        `n_active` requests are in progress: those whose bodies are still being read are not in the
+        queue yet, but will be.
         """
-        if n_asking > self.settings.max_waiting:
-            return refusal_of(1)
-        error = self.batcher.refusal()
-        return None if error is None else refusal_of(math.ceil(error.retry_after))
+        is_full = n_active > self.settings.max_waiting
+        seconds = 1 if is_full else self._queue.retry_after()
+        return None if seconds is None else cached_overloaded(seconds)
 
-    async def reload(self) -> list[Change]:
-        """Of this worker, and then of the others, by way of the process above them."""
+    async def reload(self) -> list[tuple[ServedModel, bool]]:
+        """Load what is new on disk, in this worker: each model, and is it new?"""
         try:
-            changes = await self.shelf.reload()
+            models = await self.registry.reload()
         except ModelRefused:
             self.metrics.reloads.labels("refused").inc()
             raise
-        if any(change.is_new for change in changes):
+        if any(is_new for _, is_new in models):
             self.metrics.reloads.labels("loaded").inc()
-        return changes
+        return models
 
-    def tell_main(self, number: signal.Signals) -> None:
+    def signal_main(self, number: signal.Signals) -> None:
+        """Tell the main process what concerns all workers."""
         if self._main_pid is not None:
             os.kill(self._main_pid, number)
 
-    def _answer(self, wanted: list[Wanted]) -> list[Recommendations]:
-        made: dict[int, Recommendations] = {}
-        for served in {each.served for each in wanted}:
-            places = [place for place, each in enumerate(wanted) if each.served is served]
-            asked = [
-                served.recommender.question(w.history, w.k, w.exclude_seen, w.allow, w.block)
-                for w in (wanted[place] for place in places)
-            ]
-            made |= zip(places, served.recommender.answer(asked), strict=True)
-        return [made[place] for place in range(len(wanted))]
+    def _on_models(self, models: dict[str, ServedModel]) -> None:
+        infos = {(name, model.version, model.kind) for name, model in models.items()}
+        self.metrics.on_models(infos)
 
     def _on_hangup(self) -> None:
         task = asyncio.get_running_loop().create_task(self._reload_quietly())
@@ -163,40 +136,28 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.settings.watch_every)
-            if await asyncio.to_thread(self.shelf.has_news):
+            if await asyncio.to_thread(self.registry.has_news):
                 await self._reload_quietly()
 
     async def _reload_quietly(self) -> None:
         try:
             await self.reload()
         except ModelRefused:
-            pass  # logged, and the old one answers on
+            pass  # logged, and the old model is still served
         except Exception:
-            log.exception("reload failed")  # watching goes on
+            log.exception("reload failed")  # keep watching
 
 
-@contextlib.contextmanager
-def queue_problems() -> Iterator[None]:
-    try:
-        yield
-    except Overloaded as error:
-        raise overloaded(math.ceil(error.retry_after)) from None
-    except TooLate:
-        raise Problem(
-            503,
-            "too_late",
-            "The answer would have come too late. Try again.",
-            headers={"retry-after": "1"},
-        ) from None
+def recommend_by_model(
+    requests: list[tuple[ServedModel, ModelRequest]],
+) -> list[Recommendations]:
+    """One batch per model, the results in the order of the requests."""
+    results: dict[int, Recommendations] = {}
+    for served in {served for served, _ in requests}:
+        places = [place for place, (model, _) in enumerate(requests) if model is served]
+        made = served.recommend([requests[place][1] for place in places])
+        results |= zip(places, made, strict=True)
+    return [results[place] for place in range(len(requests))]
 
 
-def overloaded(seconds: int) -> Problem:
-    return Problem(
-        503,
-        "overloaded",
-        "Too many requests are waiting. Try again after the time in Retry-After.",
-        headers={"retry-after": str(seconds)},
-    )
-
-
-refusal_of = functools.cache(overloaded)  # sent, not raised: in overload thousands a second
+cached_overloaded = functools.cache(Overloaded)  # sent, not raised: thousands per second

@@ -70,7 +70,7 @@ class StageBatches:
             for shard, n in counts.items()
         }
         longest = max(-(-n // self.n_per_step[shard]) for shard, n in counts.items())
-        self.steps_per_epoch = max(group.all_gather(longest))
+        self.steps_per_epoch: int = max(group.all_gather(longest))
 
     def epoch(self, epoch: int, first: int, preparer: WorkerThreads) -> Iterator[Batch]:
         """The batches of an epoch from number `first` on, made ahead on the preparer's thread."""

@@ -2,7 +2,7 @@
 
 export const K_CHOICES = [5, 10, 20, 50];
 export const MAX_HISTORY = 1000; // the service takes no more; the newest stay
-export const MAX_ID = 1000; // characters; the service refuses a question with a longer id
+export const MAX_ID = 1000; // characters; the service refuses a longer id
 
 export const EMPTY = Object.freeze({
   history: [], // ids as text, oldest first

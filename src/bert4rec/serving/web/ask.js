@@ -1,9 +1,9 @@
-// From a state to answers: soon after the last change, and the newest question wins.
+// From a state to responses: soon after the last change, and the newest request wins.
 
 import { post, wasAborted } from "./api.js";
 import { learn, remember } from "./titles.js";
 
-const QUIET = 80; // milliseconds: moving an item three places asks once
+const QUIET = 80; // milliseconds: moving an item three places sends one request
 const EXPLAINED = 100; // the service explains no more items at once
 
 let timer = null;

@@ -4,7 +4,7 @@
 import { wasAborted } from "./api.js";
 import { element, nameElement } from "./dom.js";
 
-const DELAY = 120; // milliseconds of quiet before a question is sent
+const DELAY = 120; // milliseconds of quiet before a request is sent
 
 /**
  * `find(query, signal)` gives options `{ id, name, note }`; `take(option)` is called with the chosen
@@ -27,7 +27,7 @@ export function combobox(box, { find, take, nothing, failed, staysOpen = false }
 
   let options = [];
   let active = -1;
-  let timer = null; // a question that will be sent soon
+  let timer = null; // a request that will be sent soon
   let pending = null; // one that is on its way
   let controller = null;
 

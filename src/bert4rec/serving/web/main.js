@@ -1,4 +1,4 @@
-// The page: a change of the state asks the service, and its answers are shown.
+// The page: a change of the state sends a request, and the response is shown.
 
 import { Refused, Unreachable, get, whenBusy } from "./api.js";
 import { ask, modelOf } from "./ask.js";
@@ -54,10 +54,10 @@ async function begin() {
   const order = ({ name, kind }) => (name === models.default ? 0 : kind === "popularity" ? 2 : 1);
   models.models.sort((a, b) => order(a) - order(b));
   byId("key-button").hidden = !models.needs_key;
-  question(current(), 0);
+  requestFor(current(), 0);
 }
 
-function question(state, delay) {
+function requestFor(state, delay) {
   showModels(state);
   showFilters(state);
   showHistory(state, new Set());
@@ -151,7 +151,7 @@ function start() {
     byId("recommendations").focus();
   });
   if (matchMedia("(max-width: 760px)").matches) byId("attention").open = false;
-  whenChanged((state) => question(state));
+  whenChanged((state) => requestFor(state));
   followAddress();
   begin();
 }

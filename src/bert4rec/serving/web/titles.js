@@ -10,7 +10,7 @@ export function remember(items) {
 
 export const nameOf = (id) => titles.get(id) ?? id;
 
-/** The names of ids that came with a link: one question for all of them. */
+/** The names of ids that came with a link: one request for all of them. */
 export async function learn(ids, signal) {
   const missing = [...new Set(ids)].filter((id) => !titles.has(id)).slice(0, 1000);
   if (missing.length === 0) return;

@@ -1,0 +1,69 @@
+"""The verb `compress`: a smaller copy of a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bert4rec.cli.console import output, print_next, progress_bar
+from bert4rec.cli.options import ModelDirectory, PreparedData, training_data
+
+
+def compress(
+    model: ModelDirectory,
+    out: Annotated[Path, typer.Option(help="Directory for the smaller copy.")],
+    item_vectors: Annotated[
+        Literal["int8", "pq"],
+        typer.Option(help="One byte per number, or product quantization: one byte for several."),
+    ] = "int8",
+    numbers_per_byte: Annotated[
+        int, typer.Option(help="For pq: how many numbers of an item's vector share a byte.")
+    ] = 2,
+    data: PreparedData = None,
+    users: Annotated[
+        int | None,
+        typer.Option(help="Evaluate on this many random users at most. [default: all]"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the model at --out.")] = False,
+) -> None:
+    """Copy a model with compressed item embeddings, and measure the loss of quality.
+
+    Both are evaluated on the validation items; the difference is printed and saved in about.json.
+    The metrics.json of the copy is its own, on the test items.
+    """
+    from bert4rec.compression import compress as compress_model
+    from bert4rec.evaluation.report import comparison_table
+    from bert4rec.recommender import Recommender
+
+    sequences = training_data(Recommender.load(model, retrieval="exact").about, data)
+    with progress_bar("evaluating") as update:
+        made = compress_model(
+            model,
+            out,
+            sequences,
+            code=item_vectors,
+            numbers_per_byte=numbers_per_byte,
+            n_users=users,
+            overwrite=overwrite,
+            on_progress=update,
+        )
+    output.print("Validation items; A is the model as it was, B the compressed one")
+    output.print(comparison_table(made.validation))
+    facts = made.recommender.about["compression"]
+    output.print(
+        f"Item embeddings: {_megabytes(facts['n_bytes_before'])} before, "
+        f"{_megabytes(facts['n_bytes'])} now; model.safetensors: "
+        f"{_megabytes(made.n_bytes_before)} before, {_megabytes(made.n_bytes)} now\n",
+        highlight=False,
+    )
+    print_next(["compare", model, out], ["serve", out])
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.2f} MB"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(compress)

@@ -1,0 +1,114 @@
+"""Options that several verbs share, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from bert4rec.data.sequences import Sequences
+
+DATA_HELP = (
+    "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
+    "a prepared folder, `demo`, or a name from `bert4rec data list`."
+)
+ModelDirectory = Annotated[Path, typer.Argument(help="Directory of a trained model.")]
+PreparedData = Annotated[
+    str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
+]
+Count = Annotated[int, typer.Option("--k", "-k", help="How many items.")]
+Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated."),
+]
+RAY_ADDRESS_HELP = (
+    "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Without it RAY_ADDRESS "
+    "counts; without both, Ray is started here."
+)
+
+TABLE = "How to read the table"
+UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
+ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
+]
+RatingColumn = Annotated[
+    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
+]
+Delimiter = Annotated[
+    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
+    ),
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
+]
+OnBadRows = Annotated[
+    Literal["error", "skip"],
+    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
+]
+Items = Annotated[
+    str | None,
+    typer.Option(
+        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
+    ),
+]
+SortMemory = Annotated[
+    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
+]
+
+
+def training_data(about: dict[str, object], named: str | None) -> Sequences:
+    """The prepared data of a model: where it was when the model was trained, or `named`."""
+    from bert4rec.data.sequences import Sequences
+
+    facts = about["data"]
+    assert isinstance(facts, dict)
+    place = named or facts["directory"]
+    if place is None or not (Path(place) / "meta.json").is_file():
+        raise ValueError(
+            f"the prepared data of this model is not at {place}: run `bert4rec data prepare` on "
+            f"{facts['source']} with the same filters and pass its folder with --data"
+        )
+    return Sequences.load(place)
+
+
+def refuse_given(context: typer.Context, because: str, *, but: tuple[str, ...]) -> None:
+    """A ValueError for the first option that was given and does nothing, except those in `but`."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in but and is_given(context, name):
+            option = parameter.opts[0] if parameter.opts[0].startswith("-") else name
+            raise ValueError(f"{option} does nothing with {because}: leave it out")
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the option was typed."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def split_ids(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+Latex = Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+
+
+def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | None:
+    """How to print a table instead of drawing it in the terminal."""
+    if latex and markdown:
+        raise ValueError("--latex and --markdown: choose one")
+    return "latex" if latex else "markdown" if markdown else None

@@ -1,0 +1,277 @@
+"""Verbs that use a trained model: recommend, similar, explain."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bert4rec.cli.console import exit_interrupted, output, printable, progress_bar, say
+from bert4rec.cli.options import (
+    RAY_ADDRESS_HELP,
+    Count,
+    Delimiter,
+    Encoding,
+    Header,
+    ItemColumn,
+    ModelDirectory,
+    OnBadRows,
+    PreparedData,
+    TimeColumn,
+    UserColumn,
+    is_given,
+    split_ids,
+    training_data,
+)
+
+if TYPE_CHECKING:
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.distributed.batch_scoring import PreparesUsers, WorkerOptions
+    from bert4rec.distributed.user_rows import BatchRequest
+    from bert4rec.recommender import Recommendation, Recommender
+
+HISTORY_HELP = "Item ids, oldest first, separated by commas."
+PARTS = "A directory of parts"
+
+
+def recommend(
+    context: typer.Context,
+    model: ModelDirectory,
+    history: Annotated[str | None, typer.Option(help=HISTORY_HELP)] = None,
+    users: Annotated[
+        str | None,
+        typer.Option(help="`all` users of the training data, or a table of their interactions."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="With --users: a .parquet, .csv or .jsonl file, or a directory of Parquet files "
+            "(no suffix, or / at the end). The same command resumes an interrupted directory."
+        ),
+    ] = None,
+    k: Count = 10,
+    keep_seen: Annotated[
+        bool, typer.Option("--keep-seen", help="Recommend items of the history too.")
+    ] = False,
+    allow: Annotated[
+        str | None, typer.Option(help="Only these items, separated by commas.")
+    ] = None,
+    block: Annotated[
+        str | None, typer.Option(help="Never these items, separated by commas.")
+    ] = None,
+    retrieval: Annotated[
+        Literal["auto", "exact"],
+        typer.Option(help="auto uses the model's index, if it has one; exact scores all items."),
+    ] = "auto",
+    data: PreparedData = None,
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            help="How many files; by default it depends on the users.", rich_help_panel=PARTS
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the cores, 1 by default; with --launcher ray, actors with "
+            "one CPU each, all CPUs by default.",
+            rich_help_panel=PARTS,
+        ),
+    ] = None,
+    launcher: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where the workers run.", rich_help_panel=PARTS),
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(help=RAY_ADDRESS_HELP, rich_help_panel=PARTS)
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS),
+    ] = False,
+    user: UserColumn = None,
+    item: ItemColumn = None,
+    time: TimeColumn = None,
+    delimiter: Delimiter = None,
+    header: Header = None,
+    encoding: Encoding = None,
+    on_bad_rows: OnBadRows = "error",
+) -> None:
+    """Recommend the next items for one history, or for many users into a file or a directory."""
+    if (history is None) == (users is None):
+        raise ValueError("say for whom: either --history a,b,c or --users all|FILE")
+    if users is not None and out is None:
+        raise ValueError(
+            "--users needs --out: a file that ends in .parquet, .csv or .jsonl, or a directory"
+        )
+    is_directory = out is not None and _is_directory(out)
+    if not is_directory:
+        _refuse_for_parts(context, "--history" if history is not None else f"the file {out}")
+    if ray_address is not None and launcher != "ray":
+        raise ValueError("--ray-address does nothing without --launcher ray: add it")
+    from bert4rec.data.sources import Reading
+    from bert4rec.distributed.batch_scoring import WorkerOptions
+    from bert4rec.distributed.user_rows import BatchRequest
+    from bert4rec.recommender import Recommender
+
+    request = BatchRequest(k, not keep_seen, split_ids(allow), split_ids(block), retrieval)
+    if history is not None:
+        _print_for_history(Recommender.load(model, retrieval), split_ids(history) or [], request)
+        return
+    assert out is not None
+    reading = Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
+
+    def prepare_users(place: Path, about: dict[str, Any]) -> Sequences:
+        """The users of the training data, or those of a table, which is prepared at `place`."""
+        from bert4rec.data.prepare import prepare
+        from bert4rec.data.sources import interactions_of
+
+        assert users is not None
+        if users == "all":
+            return training_data(about, data)
+        interactions = interactions_of(users, reading)
+        return prepare(interactions, out=place, for_training=False, progress=say)
+
+    if is_directory:
+        options = WorkerOptions(workers, launcher, ray_address)
+        _write_parts(model, prepare_users, Path(out), request, parts, options, overwrite=overwrite)
+    else:
+        _write_file(Recommender.load(model, retrieval), prepare_users, Path(out), request)
+
+
+def similar(
+    model: ModelDirectory,
+    item: Annotated[str, typer.Argument(help="An item id.")],
+    k: Count = 10,
+) -> None:
+    """List the items with the most similar embeddings (cosine)."""
+    from bert4rec.recommender import Recommender
+
+    _print_items(Recommender.load(model).similar(item, k), "cosine", has_probability=False)
+
+
+def explain(
+    model: ModelDirectory,
+    item: Annotated[str, typer.Argument(help="The id of the item to explain.")],
+    history: Annotated[str, typer.Option(help=HISTORY_HELP)],
+) -> None:
+    """Show how much each item of a history speaks for an item, and where attention went."""
+    from rich.table import Table
+
+    from bert4rec.recommender import Recommender
+
+    found = Recommender.load(model).explain(split_ids(history) or [], item)
+    title = printable(f"{found.item}  {found.title or ''}  probability {found.probability:.2%}")
+    table = Table(title=title, title_justify="left")
+    table.add_column("history item")
+    table.add_column("title")
+    table.add_column("influence", justify="right")
+    attention = None if found.attention is None else found.attention[:, :, -1, :]
+    for layer in range(0 if attention is None else len(attention)):
+        table.add_column(f"attention, layer {layer + 1}", justify="right")
+    for place, each in enumerate(found.influences):
+        cells = [] if attention is None else [f"{a:.0%}" for a in attention[:, :, place].mean(1)]
+        title = printable(each.title or "")
+        table.add_row(printable(each.item), title, f"{each.influence:+.3f}", *cells)
+    output.print(table)
+    output.print(
+        "Influence: the log-probability that the item would lose without this one. "
+        "Attention: from [MASK], mean of the heads.",
+        style="dim",
+        markup=False,
+    )
+
+
+def _print_for_history(recommender: Recommender, history: list[str], request: BatchRequest) -> None:
+    found = recommender.recommend(
+        history, request.k, request.exclude_seen, request.allow, request.block
+    )
+    if found.unknown:
+        say(f"unknown to the model, skipped: {', '.join(map(str, found.unknown))}")
+    if found.is_fallback:
+        say("no known item in this history: these are the most popular items")
+    _print_items(found.items, "score", has_probability=True)
+
+
+def _write_file(
+    recommender: Recommender, prepare_users: PreparesUsers, out: Path, request: BatchRequest
+) -> None:
+    import tempfile
+
+    from bert4rec.distributed.batch_scoring import recommend_users
+
+    with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
+        sequences = prepare_users(Path(folder) / "users", recommender.about)
+        n_rows = recommend_users(recommender, sequences, out, request, on_progress=update)
+    output.print(f"{n_rows:,} recommendations for {sequences.n_users:,} users are in {out}")
+
+
+def _write_parts(
+    model: Path,
+    prepare_users: PreparesUsers,
+    out: Path,
+    request: BatchRequest,
+    n_parts: int | None,
+    workers: WorkerOptions,
+    *,
+    overwrite: bool,
+) -> None:
+    from bert4rec.distributed.batch_scoring import recommend_in_parts
+    from bert4rec.interrupts import Interrupted
+
+    try:
+        with progress_bar("recommending") as update:
+            done = recommend_in_parts(
+                model,
+                prepare_users,
+                out,
+                request,
+                n_parts=n_parts,
+                workers=workers,
+                overwrite=overwrite,
+                on_progress=update,
+                say=say,
+            )
+    except Interrupted:
+        raise exit_interrupted(out) from None
+    before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
+    output.print(
+        f"{done.n_rows:,} recommendations for {done.n_users:,} users are in {out}, in "
+        f"{done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}",
+        markup=False,
+    )
+
+
+def _is_directory(out: str) -> bool:
+    return out.endswith("/") or Path(out).suffix == "" or Path(out).is_dir()
+
+
+def _refuse_for_parts(context: typer.Context, because: str) -> None:
+    for name in ("parts", "workers", "launcher", "ray_address", "overwrite"):
+        if is_given(context, name):
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"{option} is for a directory of parts, and does nothing with {because}"
+            )
+
+
+def _print_items(found: list[Recommendation], score_name: str, has_probability: bool) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for column in ("", "item", "title", score_name, *(["probability"] if has_probability else [])):
+        table.add_column(column)
+    for place, each in enumerate(found, 1):
+        cells = [str(place), printable(each.item), printable(each.title or "")]
+        cells.append(f"{each.score:.3f}")
+        # An index gives no probability: that takes the scores of all items.
+        chance = "–" if math.isnan(each.probability) else f"{each.probability:.2%}"
+        table.add_row(*cells, *([chance] if has_probability else []))
+    output.print(table)
+
+
+def add_to(app: typer.Typer) -> None:
+    for verb in (recommend, similar, explain):
+        app.command()(verb)

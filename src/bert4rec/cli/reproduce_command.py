@@ -1,0 +1,212 @@
+"""`bert4rec reproduce`: run published tables again and judge them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
+from bert4rec.cli.options import (
+    Latex,
+    Markdown,
+    Overrides,
+    refuse_given,
+    text_format,
+    training_data,
+)
+
+if TYPE_CHECKING:
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.evaluation.text_tables import TextFormat
+    from bert4rec.lab.claims import Reproduction
+    from bert4rec.lab.contenders import Contender
+
+EXIT_MISSED = 2
+
+
+def reproduce(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A reproduction, or a TOML file of your own; without it, list them."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data, instead of downloading it by its name.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")
+    ] = "20m",
+    seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory. [default: runs/reproduce/NAME]")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="Only these contenders, separated by commas.")
+    ] = None,
+    overrides: Overrides = None,
+    judge_only: Annotated[
+        bool, typer.Option("--judge-only", help="Run nothing; judge the runs that are there.")
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace the runs of these models. With other data or settings of data or "
+            "evaluation, begin anew; the runs move to lab/runs.old.",
+        ),
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a run failed.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one."),
+    ] = None,
+    latex: Latex = False,
+    markdown: Markdown = False,
+) -> None:
+    """Run a published table again and compare every figure with ours: pass or miss.
+
+    Repeat the command to resume it. A miss is a result, not an error: the exit code is 0 unless
+    --strict is given.
+    """
+    if name is None:
+        refuse_given(context, "no name of a reproduction", but=("budget",))
+        _list(budget)
+        return
+    from bert4rec.lab.claims import load_reproduction
+
+    printed = text_format(latex, markdown)
+    reproduction = load_reproduction(name)
+    out = out or Path("runs/reproduce") / reproduction.name
+    if model is not None:
+        if reproduction.attention_positions is None:
+            raise ValueError(f"--model: {name} draws no attention maps; figure-2 does")
+        refuse_given(context, "--model", but=("name", "model", "data", "out", "strict"))
+        if not _draw_attention(reproduction, model, data, out) and strict:
+            raise typer.Exit(EXIT_MISSED)
+        return
+    if judge_only:
+        but = ("name", "judge_only", "out", "strict", "latex", "markdown")
+        refuse_given(context, "--judge-only", but=but)
+    else:
+        from bert4rec.interrupts import Interrupted
+        from bert4rec.lab.budget import parse_budget
+        from bert4rec.lab.claims import contenders_of, reproduction_names
+        from bert4rec.lab.contenders import split_names
+        from bert4rec.lab.lab_directory import LabTerms
+        from bert4rec.lab.run_lab import run_lab
+
+        own = reproduction.name
+        source = own if own in reproduction_names() else f"{own}.toml"
+        data_name = Path(data or reproduction.data).name
+        terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, source)
+        contenders = contenders_of(reproduction, split_names(models), overrides or ())
+        sequences = _open(reproduction, data, contenders)
+        try:
+            run_lab(out / "lab", sequences, contenders, terms, errors)
+        except Interrupted:
+            raise exit_interrupted(out) from None
+    if _is_missed(reproduction, out, printed) and strict:
+        raise typer.Exit(EXIT_MISSED)
+
+
+def _list(budget: str) -> None:
+    from bert4rec.data.public import DATASETS
+    from bert4rec.lab.budget import parse_budget
+    from bert4rec.lab.claims import load_reproduction, reproduction_names
+    from bert4rec.lab.report_text import duration
+
+    minutes = parse_budget(budget)
+    for name in reproduction_names():
+        each = load_reproduction(name)
+        n, megabytes = len(each.contenders), DATASETS[each.data].size / 1e6
+        needs = f"{each.data} ({megabytes:.0f} MB), {n} x {budget} = {duration(60 * n * minutes)}"
+        output.print(f"[bold]{name:<27}[/bold]{needs}", highlight=False)
+        output.print(
+            f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
+    output.print(
+        "\nThe data is downloaded from its publisher, or named with --data. Budgets are for "
+        "training; a model that has stopped improving ends earlier.",
+        highlight=False,
+    )
+    print_next(["reproduce", "table-3-ml-1m", "--budget", "20m"])
+
+
+def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:
+    from bert4rec.data.sources import open_data
+
+    try:
+        with progress_bar("downloading") as on_download:
+            return open_data(
+                data or reproduction.data,
+                contenders[0].config.data,
+                say=say,
+                on_download=on_download,
+            )
+    except ValueError as error:
+        if data is not None:
+            raise
+        note = " ".join(reproduction.data_note.split())
+        raise ValueError(
+            f"{error}\n{reproduction.name} needs the data set {reproduction.data!r}. "
+            f"If you have it, name its table with --data. {note}".strip()
+        ) from error
+
+
+def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None) -> bool:
+    """Judge the runs, print the verdicts, and draw the attention maps of figure-2."""
+    from bert4rec.lab.judgement import remarks, terminal_table, to_text, write_judgement
+
+    judgement = write_judgement(reproduction, out)
+    if printed is not None:
+        typer.echo(to_text(judgement, printed), nl=False)
+        return judgement.is_missed
+    if judgement.claims:
+        output.print(terminal_table(judgement))
+    for line in remarks(judgement):
+        output.print(f"* {line}", markup=False, highlight=False, soft_wrap=True)
+    output.print(f"{judgement.summary}.", markup=False, highlight=False)
+    is_missed = judgement.is_missed
+    if reproduction.attention_positions is not None:
+        run = out / "lab" / "runs" / reproduction.contenders[0].name / "seed-0"
+        if (run / "manifest.json").exists():
+            is_missed |= not _draw_attention(reproduction, run, None, out)
+    output.print(f"Written to {out / 'reproduction.json'}", markup=False, soft_wrap=True)
+    print_next(
+        ["lab", "--report-only", "--out", out / "lab"],
+        ["reproduce", reproduction.name, "--judge-only", "--out", out, "--markdown"],
+    )
+    return is_missed
+
+
+def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out: Path) -> bool:
+    """True if what the paper reads from its figure holds here too."""
+    from bert4rec.lab.reproduction_figures import average_attention, write_maps
+    from bert4rec.pipeline import split_of
+    from bert4rec.recommender import Recommender
+
+    assert reproduction.attention_positions is not None
+    recommender = Recommender.load(run)
+    split = split_of(recommender, training_data(recommender.about, data))
+    maps = average_attention(
+        recommender.model, split.test.histories, reproduction.attention_positions
+    )
+    write_maps(maps, out)
+    claims: dict[str, bool] = maps.facts()["claims"]
+    for claim, holds in claims.items():
+        output.print(f"{'pass' if holds else 'miss'}: {claim}", markup=False, highlight=False)
+    output.print(
+        f"Attention over {maps.n_users:,} histories: {out / 'attention.png'}, .svg and .json",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    return all(claims.values())
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(reproduce)

@@ -1,0 +1,288 @@
+"""The verb `train`: in one process, in several of this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from bert4rec.cli.console import (
+    EXIT_INTERRUPTED,
+    describe,
+    errors,
+    exit_interrupted,
+    output,
+    print_next,
+    print_outcome,
+    progress_bar,
+    say,
+)
+from bert4rec.cli.options import DATA_HELP, RAY_ADDRESS_HELP, ConfigFile, Overrides, Recipe
+from bert4rec.cli.table_options import TableOptions, reads_a_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bert4rec.config import Config
+    from bert4rec.data.sequences import Sequences
+    from bert4rec.distributed.train_on_ray import RayProcesses
+    from bert4rec.pipeline import Outcome, RunOptions
+    from bert4rec.training.process_group import ProcessGroup
+
+
+@reads_a_table
+def train(
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
+    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/model"),
+    recipe: Recipe = "default",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is there already.")
+    ] = False,
+    baselines: Annotated[
+        bool, typer.Option(help="Evaluate popularity and a Markov chain too, for comparison.")
+    ] = True,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
+    ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads per process; all cores by default, with Ray one."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="End training with the epoch in which this many minutes are over."),
+    ] = None,
+    keep_stages: Annotated[
+        bool, typer.Option("--keep-stages", help="Keep the best weights of each stage, too.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print memory and minutes, from a few timed steps."),
+    ] = False,
+    processes: Annotated[
+        int, typer.Option(help="Train in this many processes (on this machine, by torchrun).")
+    ] = 1,
+    launcher: Annotated[
+        Literal["torchrun", "ray"] | None,
+        typer.Option(help="What starts the processes: torchrun here, or Ray on its cluster."),
+    ] = None,
+    ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS_HELP)] = None,
+    *,
+    table: TableOptions,
+) -> None:
+    """Train a model on a table of interactions, evaluate it and save it.
+
+    Filters are settings too: --set data.min_item_actions=5 --set data.min_rating=4
+
+    On several machines start it with torchrun on each (see docs/how-to/several-machines.md):
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400
+    --rdzv-id NAME --max-restarts 3 -m bert4rec train …
+    """
+    from bert4rec.config import load_config
+
+    _check_options(processes, launcher, ray_address, threads)
+    settings = load_config(recipe, config, overrides or ())
+    from bert4rec.distributed.torch_process_group import was_launched
+    from bert4rec.distributed.torchrun import ProcessFailed
+    from bert4rec.interrupts import Interrupted
+    from bert4rec.pipeline import RunOptions
+    from bert4rec.training.process_group import SINGLE_PROCESS
+
+    options = RunOptions(resume, overwrite, baselines, tensorboard, keep_stages, minutes)
+    run = _TrainCall(settings, out, options)
+
+    _use_threads(threads)
+    try:
+        if was_launched():
+            if processes > 1 or launcher is not None:
+                raise ValueError(
+                    "--processes and --launcher do nothing under torchrun: leave them out"
+                )
+            _train_as_rank(run, table, data)
+            return
+        sequences = table.open(data, settings.data)
+        if dry_run:
+            describe(sequences)
+            _print_dry_run(sequences, settings)
+        elif launcher == "ray":
+            from bert4rec.distributed.train_on_ray import RayProcesses
+
+            describe(sequences)
+            with_gpu = settings.training.device == "cuda"
+            workers = RayProcesses(processes, threads or 1, with_gpu, ray_address)
+            _train_on_ray(run, sequences, workers)
+        elif processes > 1:  # the first of them describes the data
+            words = ["--recipe", recipe, *([] if config is None else ["--config", str(config)])]
+            words += [word for each in overrides or () for word in ("--set", each)]
+            _train_in_processes(run, sequences, words, processes)
+        else:
+            describe(sequences)
+            _train(run, sequences, SINGLE_PROCESS)
+    except ProcessFailed:
+        raise typer.Exit(1) from None
+    except Interrupted:
+        raise _interrupted(run) from None
+
+
+@dataclass(frozen=True)
+class _TrainCall:
+    settings: Config
+    out: Path
+    options: RunOptions
+
+    def as_flags(self) -> list[str]:
+        given = self.options
+        flags = {"--resume": given.resume, "--overwrite": given.overwrite}
+        flags |= {"--tensorboard": given.tensorboard, "--no-baselines": not given.baselines}
+        flags |= {"--keep-stages": given.keep_stages}
+        words = [flag for flag, is_given in flags.items() if is_given]
+        return words if given.minutes is None else [*words, "--minutes", str(given.minutes)]
+
+
+def _check_options(
+    processes: int, launcher: str | None, ray_address: str | None, threads: int | None
+) -> None:
+    if processes < 1:
+        raise ValueError(f"--processes is {processes}: use one or more")
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads is {threads}: use one or more")
+    if threads is not None and processes > 1 and launcher != "ray":
+        raise ValueError(
+            "--threads does nothing with several processes, which share the cores: leave it out"
+        )
+    if ray_address is not None and launcher != "ray":
+        raise ValueError("--ray-address does nothing without --launcher ray: add it")
+    if launcher == "ray":
+        from bert4rec.distributed.cluster import check_has_ray
+
+        check_has_ray()
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _train(run: _TrainCall, sequences: Sequences, group: ProcessGroup) -> None:
+    with progress_bar("evaluating") as on_evaluation:
+        outcome = _train_rank(run, sequences, group, errors, on_evaluation)
+    if outcome is not None:
+        _print_result(sequences, outcome, run.out)
+
+
+def _train_rank(
+    run: _TrainCall,
+    sequences: Sequences,
+    group: ProcessGroup,
+    console: Console,
+    on_evaluation: Callable[[int, int], None] | None = None,
+) -> Outcome | None:
+    """The part of one process; the first of them gets the outcome."""
+    from bert4rec.pipeline import train_recommender
+
+    return train_recommender(
+        sequences,
+        run.settings,
+        run.out,
+        run.options,
+        console=console if group.is_first else None,
+        on_evaluation=on_evaluation,
+        group=group,
+    )
+
+
+def _train_as_rank(run: _TrainCall, table: TableOptions, data: str) -> None:
+    """As one of several processes that torchrun started."""
+    from bert4rec.distributed.torchrun import open_on_first, run_as_rank
+
+    def work(group: ProcessGroup) -> None:
+        sequences = open_on_first(data, lambda: table.open(data, run.settings.data), group)
+        if group.is_first:
+            describe(sequences)
+        _train(run, sequences, group)
+
+    run_as_rank(run.out, work)
+
+
+def _train_in_processes(run: _TrainCall, sequences: Sequences, words: list[str], n: int) -> None:
+    from bert4rec.distributed.torchrun import start_processes
+    from bert4rec.pipeline import check_directory, check_training
+
+    check_training(sequences, run.settings, n)
+    check_directory(run.out, run.options.resume, run.options.overwrite)
+    place = ["train", str(sequences.directory), "--out", str(run.out)]
+    start_processes([*place, *words, *run.as_flags()], n)
+
+
+def _train_on_ray(run: _TrainCall, sequences: Sequences, processes: RayProcesses) -> None:
+    from bert4rec.distributed.train_on_ray import run_on_ray
+    from bert4rec.pipeline import check_directory, check_training, saved_outcome
+
+    check_training(sequences, run.settings, processes.n)
+    check_directory(run.out, run.options.resume, run.options.overwrite)
+    assert sequences.directory is not None
+    run_on_ray(sequences.directory, run.out, partial(_train_rank, run), processes, say)
+    _print_result(sequences, saved_outcome(run.out), run.out)
+
+
+def _print_dry_run(sequences: Sequences, settings: Config) -> None:
+    from bert4rec.pipeline import dry_run
+
+    with progress_bar("timing some steps"):
+        found = dry_run(sequences, settings)
+    if found.memory is None:
+        output.print(f"{settings.model.name} is fitted in one pass: there is nothing to time")
+        return
+    output.print(str(found.memory), highlight=False)
+    total = 0.0
+    for name, (epochs, time) in found.stages.items():
+        n_validations = -(-epochs // settings.training.validate_every)
+        seconds = epochs * time.seconds_per_epoch + n_validations * time.seconds_per_validation
+        total += seconds
+        output.print(
+            f"{name}: {time.seconds_per_epoch / 60:.2f} minutes per epoch, at most "
+            f"{seconds / 60:.1f} for {epochs} epochs and {n_validations} validations",
+            highlight=False,
+        )
+    output.print(f"in all at most {total / 60:.1f} minutes of training on this machine")
+
+
+def _interrupted(run: _TrainCall) -> typer.Exit:
+    from bert4rec.distributed.torchrun import speaks_for_all
+    from bert4rec.training.checkpoint import has_checkpoint
+
+    if not speaks_for_all():
+        return typer.Exit(EXIT_INTERRUPTED)
+    if not has_checkpoint(run.out):
+        errors.print("Interrupted before the first checkpoint: nothing is lost, begin again")
+        return typer.Exit(EXIT_INTERRUPTED)
+    again = ["bert4rec", *sys.argv[1:], *([] if run.options.resume else ["--resume"])]
+    return exit_interrupted(run.out, again)
+
+
+def _print_result(sequences: Sequences, outcome: Outcome, out: Path) -> None:
+    print_outcome(outcome, out)
+    history = ",".join(str(sequences.vocabulary.raw(t)) for t in sequences[0][:3].tolist())
+    needs_known_user = outcome.recommender.model.needs_known_user
+    print_next(
+        *([] if needs_known_user else [["recommend", out, "--history", history]]),
+        ["recommend", out, "--users", "all", "--out", "recs.parquet"],
+        *([["compare", out / "baselines" / "markov", out]] if outcome.baselines else []),
+        *([] if needs_known_user else [["serve", out, "--open"]]),
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(train)

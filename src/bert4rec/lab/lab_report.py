@@ -1,0 +1,216 @@
+"""The report of a lab: one JSON file that holds everything, and renderings of it.
+
+`report.json` is the source of the others, so a report can be written again from it alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bert4rec.durable import write_file
+from bert4rec.evaluation.report import figure
+from bert4rec.evaluation.text_tables import TextFormat, TextTable, one_line
+from bert4rec.lab import report_text
+from bert4rec.lab.collect import collect
+from bert4rec.lab.lab_result import COMPARED, FULL, RANKED_BY, REPORTED, LabResult, ModelResult
+from bert4rec.lab.report_text import holm_p, interval, signed, span
+
+WIDE = 130  # characters of a terminal for all columns; on a narrower one these are left out:
+LEFT_OUT = ("seeds", "training", "epochs", "parameters", "memory", "users/s")
+
+
+def write_report(lab_dir: Path) -> LabResult:
+    """Collect a lab and write `report.json`, `.csv` and `.html` into its directory."""
+    result = collect(lab_dir)
+    render(result, lab_dir)
+    return result
+
+
+def render(result: LabResult, directory: Path) -> None:
+    """All three files, each whole or as it was before; `result` may come from `report.json`."""
+    contents = {
+        "report.json": result.to_json(),
+        "report.csv": to_csv(result),
+        "report.html": to_html(result),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_file(directory / name, content)
+
+
+@dataclass(frozen=True)
+class ReportCell:
+    column: str
+    text: str
+    number: float | None  # to sort by
+    detail: str = ""  # smaller, beside or below
+
+
+def column_meanings(result: LabResult) -> dict[str, str]:
+    return {
+        "model": "and what is different in its row",
+        "HR@10": "share of users whose item is in the top ten of all items",
+        "NDCG@10": "over all items, with its 95 % interval over users",
+        "seeds": "lowest and highest NDCG@10 of a seed",
+        "vs best": "NDCG@10 minus that of the best model, Holm-corrected p-value",
+        **{
+            _sampled(result, p): f"among {report_text.protocol_title(result, p)}: see the cautions"
+            for p in result.protocols
+        },
+        "training": "mean over seeds, validation included",
+        "epochs": "mean over seeds",
+        "parameters": "number of learned parameters",
+        "memory": "peak of the training process",
+        "users/s": "users ranked per second, ten items each",
+    }
+
+
+def _sampled(result: LabResult, protocol: str) -> str:
+    return f"NDCG@10 {protocol[:3]}-{result.n_negatives}"
+
+
+def rows(result: LabResult) -> list[list[ReportCell]]:
+    """One row per model in the order of the result."""
+    return [_row(result, place, model) for place, model in enumerate(result.models)]
+
+
+def _row(result: LabResult, place: int, model: ModelResult) -> list[ReportCell]:
+    score, hits = model.score, model.figures[FULL]["HR@10"].value
+    notes = "; ".join(report_text.row_notes(result, model))
+    cells = [
+        ReportCell("model", one_line(model.title), place, notes),
+        ReportCell("HR@10", figure(hits), hits),
+        ReportCell("NDCG@10", figure(score.value), score.value, interval(score)),
+    ]
+    if any(len(each.seeds) > 1 for each in result.models):
+        low, high = spread = model.seed_range(RANKED_BY) or (0.0, 0.0)
+        text = span(*spread) if high else "one seed"
+        cells.append(ReportCell("seeds", text, high - low if high else None))
+    found = model.differences.get(RANKED_BY)
+    if found is None:
+        cells.append(ReportCell("vs best", "best", 0.0))
+    else:
+        p = holm_p(result, found)
+        cells.append(ReportCell("vs best", signed(found.value), found.value, p))
+    for protocol in result.protocols:
+        if protocol != FULL:
+            value = model.figures[protocol][RANKED_BY].value
+            cells.append(ReportCell(_sampled(result, protocol), figure(value), value))
+    for column, name, write in (
+        ("training", "training_seconds", report_text.duration),
+        ("epochs", "epochs", report_text.epochs),
+        ("parameters", "n_parameters", report_text.count),
+        ("memory", "peak_memory_mb", report_text.memory),
+        ("users/s", "scoring_users_per_second", report_text.count),
+    ):
+        cost = model.mean_cost(name)
+        cells.append(ReportCell(column, write(cost), cost))
+    return cells
+
+
+def text_table(result: LabResult, left_out: tuple[str, ...] = ()) -> TextTable:
+    """The table of all models, best first."""
+    cells = [[each for each in row if each.column not in left_out] for row in rows(result)]
+    names = [cell.column for cell in cells[0]] if cells else []
+    return TextTable(names, [[f"{c.text}\n{c.detail}".strip() for c in row] for row in cells])
+
+
+def terminal_table(result: LabResult, width: int | None = None) -> Table:
+    """For a terminal of this width, by default that of standard output."""
+    left_out = LEFT_OUT if (width or Console().width) < WIDE else ()
+    notes = [
+        f"{result.n_users:,} users; intervals cover the choice of users, not training randomness.",
+        "p-values: paired bootstrap against the best, two-sided, corrected by Holm.",
+    ]
+    if result.missing:
+        n_failed, n_unfinished = len(result.failed), len(result.unfinished)
+        notes.append(f"Not in the table: {n_failed} failed and {n_unfinished} unfinished runs.")
+    if left_out:
+        notes.append(f"Left out for lack of width: {', '.join(left_out)} (all in report.html).")
+    title = f"{result.facts.data.get('name')}, {result.facts.split}"
+    return text_table(result, left_out).to_terminal(title, notes)
+
+
+def to_text(result: LabResult, text_format: TextFormat) -> str:
+    """The table of all models and the differences to the best, as Markdown or LaTeX."""
+    names = [f"{m} {what}" for m in COMPARED for what in ("difference", "p, Holm")]
+    others = []
+    for model in result.models[1:]:
+        found = [model.differences[metric] for metric in COMPARED]
+        pairs = ([f"{signed(d.value)}\n{interval(d)}", holm_p(result, d)] for d in found)
+        others.append([model.title, *(cell for pair in pairs for cell in pair)])
+    tables = [text_table(result), TextTable(["model", *names], others)]
+    return "\n".join(table.to_text(text_format) for table in tables if table.rows)
+
+
+def to_csv(result: LabResult) -> str:
+    """Long and complete: one line per model, seed (or "mean"), protocol and metric."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("model", "seed", "protocol", "metric", "value", "low", "high"))
+    for model in result.models:
+        for protocol in result.protocols:
+            for metric in REPORTED:
+                found = (model.figures[protocol][metric], *model.seed_figures[protocol][metric])
+                for seed, each in zip(("mean", *model.seeds), found, strict=True):
+                    line = (model.name, seed, protocol, metric, each.value, each.low, each.high)
+                    writer.writerow(line)
+    return text.getvalue()
+
+
+def to_html(result: LabResult) -> str:
+    """One page that needs nothing else: no server, no network, no file beside it."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+
+        from bert4rec.lab.charts import all_charts
+    except ImportError as error:
+        raise ValueError(
+            f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'"
+        ) from None
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = (resources.files("bert4rec.lab") / "templates" / "report.html").read_text("utf-8")
+    page = environment.from_string(source).render(
+        result=result,
+        title=one_line(f"Lab: {result.facts.data.get('name')}"),
+        rows=rows(result),
+        meanings=column_meanings(result),
+        charts=all_charts(result),
+        heat_maps=_heat_maps(result),
+        reported=REPORTED,
+        compared=COMPARED,
+        text=report_text,
+        figure=figure,
+        one_line=one_line,
+    )
+    # Only the page's own script may run, whatever a title contains.
+    script = re.search(r"<script>(.*)</script>", page, re.DOTALL)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode("utf-8")).digest()).decode("ascii")
+    return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1)
+
+
+def _heat_maps(result: LabResult) -> dict[str, dict[str, Any]]:
+    """Chart name -> bins and, for each model, (value, share of the best value of the bin)."""
+    maps: dict[str, dict[str, Any]] = {}
+    for name, bins, values in (
+        ("history", result.history_bins, [m.by_history_length for m in result.models]),
+        ("popularity", result.popularity_bins, [m.by_popularity for m in result.models]),
+    ):
+        best = [max(column) or 1.0 for column in zip(*values, strict=True)]
+        shares = [[(v, v / top) for v, top in zip(row, best, strict=True)] for row in values]
+        maps[name] = {"bins": bins, "rows": list(zip(result.models, shares, strict=True))}
+    return maps

@@ -1,0 +1,277 @@
+"""One run as a process of its own: `python -m bert4rec.lab.run_process LAB NAME SEED`.
+
+With one process per run, the measured memory is that of the model alone, and a run that dies does
+not take the others with it. A trial of `bert4rec tune` is such a run too; its plan says that the
+validation items judge it, and the test items are removed from its split.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert4rec.config import RunConfig, parse_config, parse_run_config, resolve
+from bert4rec.data.sequences import Sequences
+from bert4rec.data.splits import SPLITS, Spans, Split
+from bert4rec.durable import MANIFEST
+from bert4rec.evaluation.metrics import per_user
+from bert4rec.interrupts import Interrupted, StopRequest
+from bert4rec.lab.budget import HARD_STOP, fit_budget
+from bert4rec.lab.contenders import settings_of
+from bert4rec.lab.lab_directory import LAB_FILE, STUDY_FILE, LabRun, read_json, write_json
+from bert4rec.lab.lab_result import RunCost
+from bert4rec.models import MODELS, is_fitted
+from bert4rec.pipeline import RunOptions, split_of, train, train_recommender
+from bert4rec.recommender import Recommender
+from bert4rec.scoring import rank_held_out
+from bert4rec.training.checkpoint import has_checkpoint
+from bert4rec.training.loop import RunDirectory
+from bert4rec.training.memory import available_memory, check_memory
+from bert4rec.training.run_log import RunLog
+from bert4rec.training.setup import stage_names, validation_users, without_test
+
+EXIT_INTERRUPTED = 130
+POLL_SECONDS = 0.1
+SCORED_USERS = 2000  # at most, in the measurement of speed
+SCORING_SECONDS = 2.0
+MOST_PASSES = 50  # over those users, where they are few
+
+
+@dataclass(frozen=True)
+class EndedProcess:
+    """`error` is why it failed; None when it succeeded."""
+
+    error: str | None
+    peak_memory_mb: float
+
+
+def run_in_process(
+    run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Callable[[], None]
+) -> EndedProcess:
+    """Start the run, wait for it, and pass a request to stop on to it; `on_poll` is called often.
+
+    Raises `Interrupted` when the run was stopped before its end.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "cost.json").unlink(missing_ok=True)  # of a failure before
+    output = run.folder / "output.txt"
+    command = [sys.executable, "-m", "bert4rec.lab.run_process"]
+    with output.open("ab") as file:
+        begins_at = file.tell()
+        process = subprocess.Popen(
+            [*command, str(run.lab), run.name, str(run.seed)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches only us, and we pass it on
+            pass_fds=[lock],
+        )
+    n_passed_on = 0
+    try:
+        while (ended := _ended(process)) is None:
+            if is_stopped.count > n_passed_on:
+                n_passed_on += 1  # the first asks for a checkpoint, the second is impatient
+                process.terminate()
+            on_poll()
+            time.sleep(POLL_SECONDS)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+    code, peak_memory_mb = ended
+    if run.is_done():
+        return EndedProcess(None, peak_memory_mb)
+    if is_stopped():
+        raise Interrupted
+    return EndedProcess(_reason(code, output, begins_at), peak_memory_mb)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> tuple[int, float] | None:
+    """(exit code, peak memory in MiB), or None while it runs.
+
+    The memory of a run that succeeded is measured from inside, without what the child of a large
+    process seems to use before it begins; for one that was killed there is only this.
+    """
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    if pid == 0:
+        return None
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, in_megabytes(usage.ru_maxrss)
+
+
+def _reason(code: int, output: Path, begins_at: int) -> str:
+    """The last line of an error, which says what went wrong, or the signal that ended it."""
+    if code == -signal.SIGKILL:
+        return "killed (SIGKILL), probably because the machine ran out of memory"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    text = output.read_bytes()[begins_at:].decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no output"
+    return last.removeprefix("ValueError: ") if code != EXIT_INTERRUPTED else "interrupted"
+
+
+def run_one(run: LabRun) -> None:
+    """Train (or resume), evaluate, measure, and write cost.json."""
+    lab, plan = read_json(run.lab / LAB_FILE) or read_json(run.lab / STUDY_FILE), run.plan()
+    assert lab is not None
+    assert plan is not None
+    sequences = _data(lab["data"])
+    config = resolve(parse_config(plan["config"], "plan.json"), sequences.n_items)
+    split = without_test(SPLITS[config.data.split](sequences))
+    config = _fitted_config(run, config, split, plan["budget_minutes"])
+    content: dict[str, Any] = {"status": "done", "settings": settings_of(config)}
+    if plan.get("held_out") == "validation":
+        content["ndcg@10"] = _validation_ndcg(run, sequences, split, config)
+    else:
+        content["cost"] = asdict(_run(run, sequences, config, plan["budget_minutes"]))
+    write_json(run.folder / "cost.json", content)
+
+
+def _data(facts: dict[str, Any]) -> Sequences:
+    sequences = Sequences.load(facts["directory"])
+    if sequences.fingerprint != facts["fingerprint"]:
+        raise ValueError(f"the data in {facts['directory']} changed since the first run")
+    return sequences
+
+
+def _fitted_config(run: LabRun, config: RunConfig, split: Split, minutes: float) -> RunConfig:
+    """The settings with the epochs that fit the budget: computed once, for all seeds."""
+    fitted = run.fitted()
+    if fitted is None:
+        budgeted = fit_budget(split, config, minutes)
+        fitted = {
+            "config": budgeted.config.model_dump(mode="json"),
+            "expected_seconds": round(budgeted.seconds, 1),
+        }
+        write_json(run.contender / "epochs.json", fitted)
+    config = parse_run_config(fitted["config"], "epochs.json")
+    seeded = config.training.model_copy(update={"seed": run.seed})
+    return config.model_copy(update={"training": seeded})
+
+
+def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -> RunCost:
+    """A trained, evaluated and saved model, and what it took."""
+    if (run.folder / MANIFEST).exists():  # only the measurement is missing
+        recommender = Recommender.load(run.folder)
+    else:
+        limit = HARD_STOP * minutes
+        options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=limit)
+        outcome = train_recommender(sequences, config, run.folder, options)
+        assert outcome is not None
+        recommender = outcome.recommender
+    histories = split_of(recommender, sequences).test.histories
+    training = recommender.about["training"]
+    epochs = epochs_by_stage(run)
+    return RunCost(
+        training_seconds=training["seconds"],
+        epochs=sum(epochs.values()) if config.stages else None,
+        budget_minutes=minutes,
+        n_parameters=training["n_parameters"],
+        peak_memory_mb=peak_memory_mb(),
+        scoring_users_per_second=round(scoring_speed(recommender, histories), 1),
+        stopped_by_clock=is_stopped_by_clock(config, epochs, training["seconds"], minutes),
+    )
+
+
+def _validation_ndcg(run: LabRun, sequences: Sequences, split: Split, config: RunConfig) -> float:
+    """The best validation NDCG@10 of a trial, which leaves no model behind."""
+    for what, size in (("train", len(split.train)), ("validate", len(split.validation))):
+        if not size:
+            raise ValueError(f"nothing is left to {what} on: use more data or weaker filters")
+    model = MODELS[config.model.name]
+    if is_fitted(model):
+        fitted = model.fit(split.train, split.n_items, config.model, config.training.seed)
+        users = validation_users(split, config)
+        assert users is not None
+        ranks = rank_held_out(
+            fitted,
+            users,
+            exclude_seen=config.evaluation.exclude_seen,
+            n_workers=config.training.workers,
+        )
+        return float(per_user(ranks, "NDCG@10").mean())
+    longest = int(split.train.lengths.max())
+    check_memory(config, split.n_items, longest, available_memory(), sequences.n_users)
+    with RunLog(run.folder) as log:
+        directory = RunDirectory(run.folder, {"config": config.model_dump(mode="json")})
+        _, progress = train(config, split, sequences.n_users, directory, log)
+    return progress.best
+
+
+def epochs_by_stage(run: LabRun) -> dict[str, int]:
+    """Stage → the last epoch in the log."""
+    return {event["stage"]: int(event["epoch"]) for event in run.events()}
+
+
+def is_stopped_by_clock(
+    config: RunConfig, epochs: dict[str, int], seconds: float, minutes: float
+) -> bool:
+    """Whether the time limit ended a run before the last epoch of its last stage."""
+    names, stages = stage_names(config), [stage for stage in config.stages if stage.epochs]
+    # The time is rounded to a tenth of a second.
+    is_out_of_time = seconds + 0.05 >= 60 * HARD_STOP * minutes
+    return is_out_of_time and bool(stages) and epochs.get(names[-1], 0) < stages[-1].epochs
+
+
+def scoring_speed(recommender: Recommender, histories: Spans) -> float:
+    """Users per second, warm, on all cores: ten items each, seen ones excluded."""
+    n = min(SCORED_USERS, len(histories))
+    sample = histories.take(
+        np.sort(np.random.default_rng(0).choice(len(histories), n, replace=False))
+    )
+
+    def seconds() -> float:
+        started = time.monotonic()
+        for _ in recommender.top_k(sample):
+            pass
+        return time.monotonic() - started
+
+    seconds()
+    times = [seconds()]
+    while sum(times) < SCORING_SECONDS and len(times) < MOST_PASSES:
+        times.append(seconds())
+    return n * len(times) / sum(times)
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory that this process ever used.
+
+    Not `ru_maxrss` where there is something better: on Linux it begins with the parent's size.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        assert peak is not None
+        return round(int(peak[1]) / 1024, 1)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return in_megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def in_megabytes(ru_maxrss: int) -> float:
+    return round(ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**20, 1)
+
+
+def main() -> None:
+    lab, name, seed = sys.argv[1:]
+    try:
+        run_one(LabRun(Path(lab), name, int(seed)))
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
