@@ -11,9 +11,9 @@ from rich.console import Console
 from bert4rec.data.database import write_parquet
 from bert4rec.evaluation import result
 from bert4rec.evaluation.compare import compare
-from bert4rec.evaluation.metrics import UNREACHABLE
 from bert4rec.evaluation.report import comparison_table
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.scoring import UNREACHABLE
 
 
 def saved(

@@ -9,13 +9,13 @@ import torch
 
 from bert4rec.evaluation.metrics import (
     METRICS,
-    UNREACHABLE,
     estimates,
     interval,
     metric_names,
     per_user,
     resampled_means,
 )
+from bert4rec.scoring import UNREACHABLE
 
 RANKS = torch.tensor([1, 2, 3, 10, 11, UNREACHABLE])
 
@@ -51,14 +51,12 @@ def test_metrics_agree_with_ir_measures() -> None:
         from ir_measures import AP, RR, R, Success, nDCG
 
     generator = np.random.default_rng(3)
-    n_questions, n_items = 40, 60
-    scores = np.stack([generator.permutation(n_items) for _ in range(n_questions)])
-    targets = generator.integers(0, n_items, n_questions)
-    ranks = 1 + (scores > scores[np.arange(n_questions), targets][:, None]).sum(axis=1)
-    qrels = {f"q{q}": {f"i{targets[q]}": 1} for q in range(n_questions)}
-    run = {
-        f"q{q}": {f"i{i}": float(scores[q, i]) for i in range(n_items)} for q in range(n_questions)
-    }
+    n_users, n_items = 40, 60
+    scores = np.stack([generator.permutation(n_items) for _ in range(n_users)])
+    targets = generator.integers(0, n_items, n_users)
+    ranks = 1 + (scores > scores[np.arange(n_users), targets][:, None]).sum(axis=1)
+    qrels = {f"u{u}": {f"i{targets[u]}": 1} for u in range(n_users)}
+    run = {f"u{u}": {f"i{i}": float(scores[u, i]) for i in range(n_items)} for u in range(n_users)}
     theirs = {
         "HR@10": Success @ 10,
         "Recall@5": R @ 5,
@@ -72,9 +70,9 @@ def test_metrics_agree_with_ir_measures() -> None:
         for v in ir_measures.iter_calc(list(theirs.values()), qrels, run)
     }
     for ours, measure in theirs.items():
-        expected = [values[f"q{q}", str(measure)] for q in range(n_questions)]
+        expected = [values[f"u{u}", str(measure)] for u in range(n_users)]
         assert per_user(torch.from_numpy(ranks), ours).tolist() == pytest.approx(expected), ours
-        assert 0 < sum(expected) < n_questions
+        assert 0 < sum(expected) < n_users
 
 
 @pytest.mark.parametrize("metric", ["ndcg@10", "HR@0", "HR@", "Precision@5", "HR@1.5", ""])

@@ -14,75 +14,46 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from bert4rec.data.splits import Questions, Spans
-from bert4rec.evaluation.evaluate import evaluate, full_ranks, question_batches
-from bert4rec.evaluation.metrics import UNREACHABLE
-from bert4rec.evaluation.protocols import NO_ITEM, draw_negatives, full_rank, sampled_rank
+from bert4rec import scoring
+from bert4rec.data.splits import HeldOut, Spans
+from bert4rec.evaluation.evaluate import evaluate
+from bert4rec.evaluation.protocols import NO_ITEM, draw_negatives, sampled_rank
 from bert4rec.evaluation.report import metric_table
 from bert4rec.evaluation.result import Evaluation
+from bert4rec.models.output import ScoreRows
+from bert4rec.models.popularity import Popularity
+from bert4rec.scoring import UNREACHABLE, HeldOutBatch, map_held_out, rank_held_out
+from bert4rec.threads import WorkerThreads
 
 
-def asked(histories: Sequence[Sequence[int]], targets: Sequence[int]) -> Questions:
+def held_out_of(histories: Sequence[Sequence[int]], targets: Sequence[int]) -> HeldOut:
     lengths = np.array([len(history) for history in histories], dtype=np.int64)
     tokens = np.array([token for history in histories for token in history], dtype=np.int32)
     ends = np.cumsum(lengths)
     spans = Spans(tokens, ends - lengths, ends, np.arange(len(histories)))
-    return Questions(spans, np.array(targets, dtype=np.int64))
+    return HeldOut(spans, np.array(targets, dtype=np.int64))
 
 
-def random_questions(n_users: int, n_items: int, seed: int = 0) -> Questions:
+def random_users(n_users: int, n_items: int, seed: int = 0) -> HeldOut:
     generator = np.random.default_rng(seed)
     chosen = [generator.permutation(n_items)[: generator.integers(2, 12)] for _ in range(n_users)]
-    return asked([items[:-1] for items in chosen], [items[-1] for items in chosen])
+    return held_out_of([items[:-1] for items in chosen], [items[-1] for items in chosen])
 
 
-class Fixed:
+class Fixed(Popularity):
     """Scores by user row from a table: a model whose ranks are known beforehand."""
 
-    def __init__(self, table: Tensor) -> None:
-        self.table, self.n_items = table, table.shape[1]
+    max_history = None
 
-    def score(self, users: Tensor, history: Tensor) -> Tensor:
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(torch.ones(table.shape[1]))
+        self.table = table
+
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
         return self.table[users]
 
 
-PAD = 5
 SCORES = torch.tensor([[0.1, 0.9, 0.5, 0.5, 0.2]])
-HISTORY = torch.tensor([[1, 0, PAD, PAD]])
-
-
-@pytest.mark.parametrize(
-    ("target", "excluded", "rank"),
-    [
-        (1, None, 1),
-        (2, None, 3),  # tied with 3, which goes first
-        (3, None, 3),
-        (0, None, 5),
-        (2, HISTORY, 2),
-        (4, HISTORY, 3),
-        (1, HISTORY, UNREACHABLE),
-    ],
-)
-def test_full_rank_equals_a_table_worked_by_hand(
-    target: int, excluded: Tensor | None, rank: int
-) -> None:
-    assert full_rank(SCORES, torch.tensor([target]), excluded).tolist() == [rank]
-
-
-def test_full_rank_follows_the_definition_also_with_infinities() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(0, 6, (200, 12), generator=generator).float()  # many ties
-    scores[scores == 0] = -torch.inf
-    scores[scores == 5] = torch.inf
-    history = torch.randint(0, 13, (200, 7), generator=generator)
-    targets = torch.randint(0, 12, (200,), generator=generator)
-    ranks = full_rank(scores, targets, history).tolist()
-    for row, target in enumerate(targets.tolist()):
-        seen = set(history[row].tolist())
-        others = [j for j in range(12) if j != target and j not in seen]
-        rank = 1 + sum(bool(scores[row, j] >= scores[row, target]) for j in others)
-        assert ranks[row] == (UNREACHABLE if target in seen else rank)
-    assert UNREACHABLE in ranks
 
 
 def test_sampled_rank_counts_ties_against_and_ignores_missing_negatives() -> None:
@@ -92,100 +63,115 @@ def test_sampled_rank_counts_ties_against_and_ignores_missing_negatives() -> Non
 
 
 def test_constant_scores_earn_nothing() -> None:
-    questions = random_questions(30, 200)
+    held_out = random_users(30, 200)
     found = evaluate(
-        Fixed(torch.zeros(30, 200)), questions, train_counts=np.ones(200, np.int64), bootstrap=0
+        Fixed(torch.zeros(30, 200)), held_out, train_counts=np.ones(200, np.int64), bootstrap=0
     )
     for protocol in ("full", "popularity", "uniform"):
         assert found.value("HR@20", protocol) == 0
-    assert (found.ranks["full"] == 200 - questions.histories.lengths).all()
+    assert (found.ranks["full"] == 200 - held_out.histories.lengths).all()
 
 
 def test_one_nan_anywhere_is_refused() -> None:
-    questions = random_questions(10, 40)
+    held_out = random_users(10, 40)
     table = torch.rand(10, 40)
     table[7, 3] = torch.nan
     with pytest.raises(ValueError, match="NaN for 1 of 10"):
-        full_ranks(Fixed(table), questions)
+        rank_held_out(Fixed(table), held_out, exclude_seen=True)
     with pytest.raises(ValueError, match="NaN"):
-        evaluate(Fixed(table), questions, train_counts=np.ones(40, np.int64))
+        evaluate(Fixed(table), held_out, train_counts=np.ones(40, np.int64))
 
 
-def test_batches_hold_every_question_once_padded_on_the_right() -> None:
-    questions = random_questions(23, 40)
-    seen_rows = []
-    for batch in question_batches(questions, 40, batch_size=5):
-        assert batch.history.shape[1] == max(questions.histories.lengths[batch.rows])
-        for i, row in enumerate(batch.rows.tolist()):
-            history = questions.histories[row].tolist()
-            padding = [40] * (batch.history.shape[1] - len(history))
-            assert batch.history[i].tolist() == history + padding
-            assert batch.targets[i] == questions.targets[row]
-            assert batch.users[i] == questions.users[row]
-            seen_rows.append(row)
-    assert sorted(seen_rows) == list(range(23))
+def test_batches_hold_every_held_out_user_once_padded_at_the_end() -> None:
+    held_out = random_users(23, 40)
+    read: list[tuple[list[int], list[list[int]]]] = []
+
+    class Noted(Fixed):
+        def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+            read.append((users.tolist(), histories.tolist()))
+            return super().encode(users, histories)
+
+    def rows_of(batch: HeldOutBatch) -> list[int]:
+        assert batch.targets.tolist() == held_out.targets[batch.rows].tolist()
+        return batch.rows.tolist()
+
+    model = Noted(torch.rand(23, 40))
+    with WorkerThreads(1) as workers:
+        found = list(
+            map_held_out(rows_of, model, held_out, workers, exclude_seen=True, batch_size=5)
+        )
+    assert sorted(row for rows in found for row in rows) == list(range(23))
+    assert max(map(len, found)) == 5
+    for rows, (users, padded) in zip(found, read, strict=True):
+        assert users == held_out.users[rows].tolist()
+        longest = max(held_out.histories.lengths[rows])
+        for row, tokens in zip(rows, padded, strict=True):
+            history = held_out.histories[row].tolist()
+            assert tokens == history + [40] * (longest - len(history))
 
 
-def test_batch_size_changes_no_figure() -> None:
-    questions = random_questions(60, 150)
+def test_batch_size_changes_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_out = random_users(60, 150)
     model = Fixed(torch.rand(60, 150, generator=torch.Generator().manual_seed(1)))
     counts = np.random.default_rng(0).integers(0, 30, 150)
-    one, other = (
-        evaluate(model, questions, train_counts=counts, batch_size=size, bootstrap=50)
-        for size in (1, 60)
-    )
-    assert one.metrics == other.metrics
-    assert one.extras == other.extras
-    for protocol in one.ranks:
-        assert one.ranks[protocol].tolist() == other.ranks[protocol].tolist()
-    assert full_ranks(model, questions, batch_size=7).tolist() == one.ranks["full"].tolist()
+    found = []
+    for size in (1, 7, 60):
+        monkeypatch.setattr(scoring, "SCORES_BYTES", size * 4 * 150)
+        found.append(evaluate(model, held_out, train_counts=counts, bootstrap=50))
+        ranks = rank_held_out(model, held_out, exclude_seen=True)
+        assert ranks.tolist() == found[0].ranks["full"].tolist()
+    for other in found[1:]:
+        assert other.metrics == found[0].metrics
+        assert other.extras == found[0].extras
+        for protocol, ranks in other.ranks.items():
+            assert ranks.tolist() == found[0].ranks[protocol].tolist()
 
 
 def test_a_target_in_the_history_is_missed_and_reported_unless_seen_items_are_kept() -> None:
-    questions = asked([[0, 1], [2, 3]], [1, 4])
+    held_out = held_out_of([[0, 1], [2, 3]], [1, 4])
     model = Fixed(torch.tensor([[0.0, 9, 1, 1, 1], [0, 0, 0, 0, 9]]))
     counts = np.ones(5, np.int64)
-    found = evaluate(model, questions, train_counts=counts, ks=(1, 5))
+    found = evaluate(model, held_out, train_counts=counts, ks=(1, 5))
     assert found.ranks["full"].tolist() == [UNREACHABLE, 1]
     assert found.ranks["uniform"].tolist() == [1, 1]  # the target is always among the candidates
     assert found.extras["n_unreachable"] == 1
     assert "exclude_seen off" in shown(metric_table(found, "t"))
-    kept = evaluate(model, questions, train_counts=counts, ks=(1, 5), exclude_seen=False)
+    kept = evaluate(model, held_out, train_counts=counts, ks=(1, 5), exclude_seen=False)
     assert kept.value("HR@1") == 1
     assert kept.extras["n_unreachable"] == 0
 
 
 def test_negatives_are_never_own_items_nor_repeated_and_depend_on_the_seed_only() -> None:
-    questions = random_questions(300, 400)
+    held_out = random_users(300, 400)
     counts = (1000 / np.arange(1, 401)).astype(np.int64)
     counts[50:60] = 0
-    negatives = draw_negatives(questions, counts, 100, seed=5)
+    negatives = draw_negatives(held_out, counts, 100, seed=5)
     assert negatives.shape == (300, 100)
     for row, drawn in enumerate(negatives.tolist()):
-        own = {*questions.histories[row].tolist(), int(questions.targets[row])}
+        own = {*held_out.histories[row].tolist(), int(held_out.targets[row])}
         assert len(set(drawn)) == 100
         assert not own & set(drawn)
         assert counts[drawn].min() > 0
-    assert (negatives == draw_negatives(questions, counts, 100, seed=5)).all()
-    assert (negatives != draw_negatives(questions, counts, 100, seed=6)).any(axis=1).all()
+    assert (negatives == draw_negatives(held_out, counts, 100, seed=5)).all()
+    assert (negatives != draw_negatives(held_out, counts, 100, seed=6)).any(axis=1).all()
     some = np.arange(40, 90, 7)
-    fewer = Questions(questions.histories.take(some), questions.targets[some])
+    fewer = HeldOut(held_out.histories.take(some), held_out.targets[some])
     assert (negatives[some] == draw_negatives(fewer, counts, 100, seed=5)).all()
 
 
 def test_negatives_do_not_depend_on_how_many_rows_fit_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    questions = random_questions(90, 60)
+    held_out = random_users(90, 60)
     counts = (300 / np.arange(1, 61)).astype(np.int64)
-    at_once = draw_negatives(questions, counts, 30, seed=0)
+    at_once = draw_negatives(held_out, counts, 30, seed=0)
     monkeypatch.setattr("bert4rec.evaluation.protocols._CELLS_AT_ONCE", 16 * 90 * 7)
-    assert (at_once == draw_negatives(questions, counts, 30, seed=0)).all()
+    assert (at_once == draw_negatives(held_out, counts, 30, seed=0)).all()
 
 
 def test_too_few_eligible_items_are_all_taken() -> None:
-    questions = asked([[0, 1], [2]], [2, 0])
-    negatives = draw_negatives(questions, np.array([5, 5, 5, 0, 1, 1000]), 100, seed=0)
+    held_out = held_out_of([[0, 1], [2]], [2, 0])
+    negatives = draw_negatives(held_out, np.array([5, 5, 5, 0, 1, 1000]), 100, seed=0)
     assert [sorted(i for i in row if i != NO_ITEM) for row in negatives.tolist()] == [
         [4, 5],
         [1, 4, 5],
@@ -200,8 +186,8 @@ def test_the_draw_is_sequential_sampling_without_replacement(
     """Ordered pairs have exactly p_i * p_j / (1 - p_i), with the user's own item taken out."""
     monkeypatch.setattr("bert4rec.evaluation.protocols._TRIES_PER_NEGATIVE", tries)
     n_users, weights = 40_000, np.array([6, 3, 2, 1, 8])
-    questions = asked([[4]] * n_users, [4] * n_users)
-    pairs = Counter(map(tuple, draw_negatives(questions, weights, 2, seed=1).tolist()))
+    held_out = held_out_of([[4]] * n_users, [4] * n_users)
+    pairs = Counter(map(tuple, draw_negatives(held_out, weights, 2, seed=1).tolist()))
     p = weights[:4] / weights[:4].sum()
     expected = {(i, j): n_users * p[i] * p[j] / (1 - p[i]) for i, j in permutations(range(4), 2)}
     assert set(pairs) == set(expected)
@@ -210,12 +196,12 @@ def test_the_draw_is_sequential_sampling_without_replacement(
 
 
 def test_popular_items_are_drawn_in_proportion_and_uniform_ones_alike() -> None:
-    questions = asked([[0]] * 20_000, [1] * 20_000)
+    held_out = held_out_of([[0]] * 20_000, [1] * 20_000)
     weights = np.array([50, 50, 1, 2, 3, 4] + [1] * 90)
-    shares = _shares(draw_negatives(questions, weights, 1, seed=0), 96)
+    shares = _shares(draw_negatives(held_out, weights, 1, seed=0), 96)
     assert shares[:2].tolist() == [0, 0]
     np.testing.assert_allclose(shares[2:6], np.array([1, 2, 3, 4]) / 100, atol=0.006)
-    uniform = _shares(draw_negatives(questions, np.ones(96, np.int64), 1, seed=0), 96)
+    uniform = _shares(draw_negatives(held_out, np.ones(96, np.int64), 1, seed=0), 96)
     np.testing.assert_allclose(uniform[2:], 1 / 94, atol=0.004)
 
 
@@ -225,9 +211,9 @@ def _shares(drawn: NDArray[np.int32], n_items: int) -> NDArray[np.float64]:
 
 def test_coverage_and_popularity_bias_equal_numbers_worked_by_hand() -> None:
     # 12 items with counts 11..0; both users are shown their unseen items from left to right.
-    questions = asked([[0], [0, 1]], [11, 2])
+    held_out = held_out_of([[0], [0, 1]], [11, 2])
     model = Fixed(-torch.arange(12.0).repeat(2, 1))
-    found = evaluate(model, questions, train_counts=np.arange(12)[::-1].copy(), ks=(1, 10))
+    found = evaluate(model, held_out, train_counts=np.arange(12)[::-1].copy(), ks=(1, 10))
     assert found.extras["coverage"] == {"1": pytest.approx(2 / 12), "10": pytest.approx(11 / 12)}
     bias = found.extras["popularity_bias"]
     shown_items = [*range(1, 11), *range(2, 12)]
@@ -238,36 +224,41 @@ def test_coverage_and_popularity_bias_equal_numbers_worked_by_hand() -> None:
 
 
 def test_a_user_who_has_seen_nearly_everything_adds_no_seen_item_to_the_lists() -> None:
-    questions = asked([[0, 1, 2, 3]], [4])
-    found = evaluate(Fixed(torch.rand(1, 5)), questions, train_counts=np.ones(5, np.int64))
+    held_out = held_out_of([[0, 1, 2, 3]], [4])
+    found = evaluate(Fixed(torch.rand(1, 5)), held_out, train_counts=np.ones(5, np.int64))
     assert found.extras["coverage"]["20"] == pytest.approx(1 / 5)
 
 
 def test_bad_settings_are_refused() -> None:
-    questions, model = random_questions(5, 20), Fixed(torch.rand(5, 20))
+    held_out, model = random_users(5, 20), Fixed(torch.rand(5, 20))
     counts = np.ones(20, np.int64)
     with pytest.raises(ValueError, match="unknown protocol 'sampled'"):
-        evaluate(model, questions, train_counts=counts, protocols=("sampled",))
+        evaluate(model, held_out, train_counts=counts, protocols=("sampled",))
     with pytest.raises(ValueError, match="19 entries and the model knows 20"):
-        evaluate(model, questions, train_counts=counts[1:])
-    with pytest.raises(ValueError, match="no questions"):
-        evaluate(model, asked([], []), train_counts=counts)
+        evaluate(model, held_out, train_counts=counts[1:])
+    with pytest.raises(ValueError, match="holds out no user"):
+        evaluate(model, held_out_of([], []), train_counts=counts)
     with pytest.raises(ValueError, match="shape"):
-        full_ranks(
-            type("Narrow", (Fixed,), {"score": lambda *_: torch.rand(5, 3)})(torch.rand(5, 20)),
-            questions,
-        )
+        rank_held_out(Narrow(torch.rand(5, 20)), held_out, exclude_seen=True)
 
 
-def test_an_evaluation_survives_saving(tmp_path: Path) -> None:
-    questions = random_questions(25, 150)
+class Narrow(Fixed):
+    def output(self) -> ScoreRows:
+        return ScoreRows(3)
+
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        return torch.rand(5, 3)
+
+
+def test_an_evaluation_survives_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "SCORES_BYTES", 10 * 4 * 150)
+    held_out = random_users(25, 150)
     model = Fixed(torch.rand(25, 150))
     steps: list[tuple[int, int]] = []
     found = evaluate(
         model,
-        questions,
+        held_out,
         train_counts=np.arange(150),
-        batch_size=10,
         bootstrap=20,
         progress=lambda done, total: steps.append((done, total)),
     )
@@ -290,8 +281,8 @@ def test_an_evaluation_survives_saving(tmp_path: Path) -> None:
 
 
 def test_tables_show_the_figures_full_ranking_first() -> None:
-    questions = random_questions(25, 150)
-    found = evaluate(Fixed(torch.rand(25, 150)), questions, train_counts=np.arange(150))
+    held_out = random_users(25, 150)
+    found = evaluate(Fixed(torch.rand(25, 150)), held_out, train_counts=np.arange(150))
     text = shown(metric_table(found, "the title"))
     assert text.index("all items") < text.index("popularity") < text.index("uniform")
     cell = f"{found.value('NDCG@10', 'uniform'):.4f}".lstrip("0")

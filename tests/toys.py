@@ -1,41 +1,36 @@
 """Small data sets and models that several tests build on."""
 
 import io
+from typing import TypeVar
 
 import numpy as np
+import torch
 from rich.console import Console
+from torch import nn
 
-from bert4rec.config import Config, load_config
+from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Sequences, Vocabulary
-from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
+from bert4rec.training.setup import build_model
 
-PAPERS = (  # the paper's network and the two stages, at a rate for small data
-    "model.sees=both-sides",
-    "model.init=paper",
-    "model.bias_init=zero",
-    "training.next_item_share=0",
-    "training.loss=cross-entropy",
-    "training.learning_rate=1e-3",
-    "training.epochs=200",
-    "training.patience=15",
-    "second_stage.epochs=60",
-    "second_stage.asks=end",
-    "second_stage.learning_rate=3e-4",
-    "second_stage.patience=10",
-)
-SMALL = (
-    *PAPERS,
-    "model.dim=16",
-    "model.max_len=12",
-    "training.batch_size=16",
-    "training.validation_users=50",
-    "evaluation.bootstrap=50",
-)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+SIZES = {"dim": 16, "max_len": 12}  # of the models that have such
+SMALL = ("training.batch_size=16", "training.validation_users=50")
 
 
-def small_config(*overrides: str) -> Config:
-    return load_config("default", None, [*SMALL, *overrides])
+def small_config(*overrides: str, recipe: str = "bert4rec-2-stage") -> RunConfig:
+    """The paper's network and both of its stages, or another recipe, at a size for small data."""
+    fields = type(load_config(recipe).model).model_fields
+    sizes = [f"model.{name}={size}" for name, size in SIZES.items() if name in fields]
+    return resolve(load_config(recipe, None, [*sizes, *SMALL, *overrides]), n_items=100)
+
+
+def small_run(*overrides: str, n_items: int = 30) -> RunConfig:
+    """The same for this many items, with dropout and windows over long histories."""
+    extra = ("model.dropout=0.2", "stages.0.window_stride=0.5")
+    sizes = [f"model.{name}={size}" for name, size in SIZES.items()]
+    config = load_config("bert4rec-2-stage", None, [*sizes, *SMALL, *extra, *overrides])
+    return resolve(config, n_items)
 
 
 def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) -> Sequences:
@@ -55,7 +50,7 @@ def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) 
 def cycle(n_users: int = 120, n_items: int = 8) -> Sequences:
     """a → b → c → … → a: the next item follows from the last one alone.
 
-    Lengths vary, so that every position that is asked about was trained on.
+    Lengths vary, so that every query position was trained on.
     """
     lengths = [5 + user % 13 for user in range(n_users)]
     histories = [[(user + i) % n_items for i in range(n)] for user, n in enumerate(lengths)]
@@ -72,16 +67,18 @@ def random_histories(seed: int, n_users: int = 40, n_items: int = 30) -> Sequenc
 
 def untrained_recommender(n_items: int = 30, seed: int = 0, spread: float = 1.0) -> Recommender:
     """A model with random weights, large enough to give clearly different scores."""
-    import torch
+    config = small_run(f"seed={seed}", n_items=n_items)
+    model = randomize(build_model(config, n_items, n_users=0), spread)
+    vocabulary = sequences_of([list(range(n_items))], n_items).vocabulary
+    return Recommender(model, vocabulary, config, {"data": {"fingerprint": "none"}})
 
-    torch.manual_seed(seed)
-    config = small_config()
-    model = BERT4Rec(n_items, config.model).eval()
+
+def randomize(model: AnyModule, spread: float) -> AnyModule:
+    """The model in eval mode, every parameter drawn from a normal distribution."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=spread)
-    vocabulary = sequences_of([list(range(n_items))], n_items).vocabulary
-    return Recommender(model, vocabulary, config, {"data": {"fingerprint": "none"}})
+    return model.eval()
 
 
 def quiet() -> Console:

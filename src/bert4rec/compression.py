@@ -1,8 +1,8 @@
-"""A smaller copy of a trained model, and what the smaller size cost in quality.
+"""A smaller copy of a trained model, and what the smaller size costs in quality.
 
-The item vectors are coded after the training (`models/coded_table.py`). The loss is measured on the
-validation items, which both models are asked about in the same way, so that the choice between two
-codes never looks at the test items.
+The item embeddings are quantized after training (`models/quantized_embedding.py`). Both models are
+evaluated on the validation items in the same way, so that the choice between two codes never looks
+at the test items.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from bert4rec.data.sequences import Sequences
-from bert4rec.data.splits import Questions, Split
+from bert4rec.data.splits import HeldOut, Split
 from bert4rec.durable import MANIFEST, sha256
 from bert4rec.evaluation.compare import Comparison, compare
 from bert4rec.evaluation.evaluate import evaluate
-from bert4rec.models.coded_table import N_CENTROIDS, CodedTable, ProductTable, int8_table
-from bert4rec.models.learned import Learned
-from bert4rec.models.output import CodedProducts, Products
-from bert4rec.models.table import Table
-from bert4rec.pipeline import evaluate_questions, save_evaluation, split_of
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.output import DotProduct, QuantizedDotProduct
+from bert4rec.models.quantized_embedding import (
+    N_CENTROIDS,
+    ProductQuantizedEmbedding,
+    QuantizedEmbedding,
+    int8_embedding,
+)
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.pipeline import evaluate_held_out, save_evaluation, split_of
 from bert4rec.recommender import Recommender
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 Code = Literal["int8", "pq"]
 MEASURED = ("HR@10", "NDCG@10", "MRR")
-NUMBERS_PER_BYTE = 2  # of product quantisation; twice as many lose much more
+NUMBERS_PER_BYTE = 2  # of product quantization; twice as many lose much more
 SAMPLE_SEED = 0
 
 
@@ -56,22 +61,21 @@ def compress(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Compressed:
-    """Write a whole model directory with coded item vectors, and measure what they cost.
+    """Write a whole model directory with quantized item embeddings, and measure what they cost.
 
-    `sequences` are the data of the training. `n_users` limits the questions, drawn at random; by
-    default everybody is asked.
+    `sequences` are the training data. `n_users` draws so many held-out users at random; by default
+    all of them are evaluated.
     """
     model, out = Path(model), Path(out)
     _check_directory(model, out, overwrite)
     if n_users is not None and n_users < 1:
-        raise ValueError(f"n_users is {n_users}: ask one or more")
+        raise ValueError(f"n_users is {n_users}: evaluate one or more")
     before = Recommender.load(model, retrieval="exact")  # an index is not compared
     split = split_of(before, sequences)
-    after = with_coded_items(before, code, numbers_per_byte)
-    validation = _some(split.validation, n_users)
+    after = quantize(before, code, numbers_per_byte)
+    validation, test_users = (_sample(each, n_users) for each in (split.validation, split.test))
     difference = _difference(before, after, validation, split, sequences, on_progress)
-    config = before.config
-    test = evaluate_questions(after.model, _some(split.test, n_users), split, config, on_progress)
+    test = evaluate_held_out(after.model, test_users, split, before.config, on_progress)
     after.about["compression"] |= {
         "of": sha256(model / MANIFEST),
         "validation": {
@@ -90,30 +94,29 @@ def compress(
     return Compressed(after, named, test, *sizes)
 
 
-def with_coded_items(
+def quantize(
     recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE
 ) -> Recommender:
-    """The same recommender with every table of item vectors coded; the given one stays as it is."""
+    """The same recommender with quantized item embeddings; the given one stays as it is."""
     if code not in get_args(Code):
         raise ValueError(f"item vectors as {code!r}: choose one of {', '.join(get_args(Code))}")
     model, config = recommender.model, recommender.config
-    output = model.output() if isinstance(model, Learned) else None
-    if isinstance(output, CodedProducts):
+    output = model.output()
+    if isinstance(output, QuantizedDotProduct):
         raise ValueError("this model is compressed already: compress the one that it was made of")
-    if not isinstance(model, Learned) or not isinstance(output, Products):
+    if not isinstance(model, SequenceModel) or not isinstance(output, DotProduct):
         raise ValueError(
             f"{config.model.name} cannot be compressed: its scores are not products with item "
-            "vectors that were trained; bert4rec, sasrec, gru4rec and most other models can"
+            "embeddings that were trained; bert4rec, sasrec, gru4rec and most other models can"
         )
-    tables = model.item_tables()
     tensors = {name: tensor.clone() for name, tensor in model.state().items()}
     facts: dict[str, Any] = {"item_vectors": code, "n_bytes_before": 0, "n_bytes": 0}
-    for name, table in tables.items():
-        coded = _coded(table, model.n_items, code, numbers_per_byte)
+    for name, embedding in model.item_embeddings().items():
+        quantized = _quantized(embedding, model.n_items, code, numbers_per_byte)
         del tensors[f"{name}.weight"]
-        parts = {f"{name}.{part}": tensor for part, tensor in coded.state_dict().items()}
+        parts = {f"{name}.{part}": tensor for part, tensor in quantized.state_dict().items()}
         tensors |= parts
-        facts["n_bytes_before"] += table.weight.nbytes
+        facts["n_bytes_before"] += embedding.weight.nbytes
         facts["n_bytes"] += sum(tensor.nbytes for tensor in parts.values())
     if code == "pq":
         facts["numbers_per_byte"] = numbers_per_byte
@@ -123,32 +126,36 @@ def with_coded_items(
 
 
 @torch.no_grad()
-def _coded(table: Table, n_items: int, code: Code, numbers_per_byte: int) -> CodedTable:
-    weight = table.weight.detach().cpu()
+def _quantized(
+    embedding: RowEmbedding, n_items: int, code: Code, numbers_per_byte: int
+) -> QuantizedEmbedding:
+    weight = embedding.weight.detach().cpu()
     if code == "int8":
-        return int8_table(weight, n_items)
-    return _product_table(weight, n_items, numbers_per_byte)
+        return int8_embedding(weight, n_items)
+    return _product_quantized(weight, n_items, numbers_per_byte)
 
 
-def _product_table(weight: torch.Tensor, n_items: int, numbers_per_byte: int) -> ProductTable:
+def _product_quantized(
+    weight: torch.Tensor, n_items: int, numbers_per_byte: int
+) -> ProductQuantizedEmbedding:
     """(≥V, D) vectors by faiss's k-means for each part of them; the rows behind V stay exact."""
     dim = weight.shape[1]
     if numbers_per_byte < 1 or dim % numbers_per_byte:
-        fitting = [n for n in range(1, dim + 1) if dim % n == 0]
+        divisors = [n for n in range(1, dim + 1) if dim % n == 0]
         raise ValueError(
-            f"numbers per byte is {numbers_per_byte}, and the item vectors are {dim} wide: "
-            f"choose one of {', '.join(map(str, fitting))}"
+            f"numbers per byte is {numbers_per_byte}, and the item embeddings are {dim} wide: "
+            f"choose one of {', '.join(map(str, divisors))}"
         )
     if n_items < N_CENTROIDS:
         raise ValueError(
-            f"product quantisation needs {N_CENTROIDS} items or more, and the model has {n_items}: "
+            f"product quantization needs {N_CENTROIDS} items or more, and the model has {n_items}: "
             "use int8"
         )
     try:
         import faiss
     except ModuleNotFoundError:
         raise ValueError(
-            "product quantisation needs faiss: pip install 'bert4rec[scale]', or use int8"
+            "product quantization needs faiss: pip install 'bert4rec[scale]', or use int8"
         ) from None
     quantizer = faiss.ProductQuantizer(dim, dim // numbers_per_byte, 8)
     quantizer.cp.min_points_per_centroid = 1  # few items are no reason for a line on stderr
@@ -157,29 +164,27 @@ def _product_table(weight: torch.Tensor, n_items: int, numbers_per_byte: int) ->
     codes = torch.from_numpy(quantizer.compute_codes(items))
     centroids = torch.from_numpy(faiss.vector_to_array(quantizer.centroids))
     shape = dim // numbers_per_byte, N_CENTROIDS, numbers_per_byte
-    return ProductTable(codes, centroids.view(shape), weight[n_items:].clone())
+    return ProductQuantizedEmbedding(codes, centroids.view(shape), weight[n_items:].clone())
 
 
 def _difference(
     before: Recommender,
     after: Recommender,
-    questions: Questions,
+    held_out: HeldOut,
     split: Split,
     sequences: Sequences,
     on_progress: Callable[[int, int], None] | None,
 ) -> Comparison:
-    """after - before on the same questions, paired, over all items."""
-    settings = before.config.evaluation
+    """after - before on the same held-out users, paired, over all items."""
     with tempfile.TemporaryDirectory() as folder:
         places = Path(folder) / "before", Path(folder) / "after"
         for recommender, place in zip((before, after), places, strict=True):
             evaluation = evaluate(
                 recommender.model,
-                questions,
+                held_out,
                 train_counts=split.train_counts,
-                exclude_seen=settings.exclude_seen,
+                exclude_seen=before.config.evaluation.exclude_seen,
                 protocols=("full",),
-                seed=settings.seed,
                 bootstrap=0,
                 n_workers=before.config.training.workers,
                 progress=on_progress,
@@ -188,8 +193,8 @@ def _difference(
         return compare(*places, MEASURED)
 
 
-def _some(questions: Questions, n: int | None) -> Questions:
-    return questions if n is None else questions.sample(n, SAMPLE_SEED)
+def _sample(held_out: HeldOut, n: int | None) -> HeldOut:
+    return held_out if n is None else held_out.sample(n, SAMPLE_SEED)
 
 
 def _check_directory(model: Path, out: Path, overwrite: bool) -> None:

@@ -13,7 +13,7 @@ from bert4rec.data.sequences import Vocabulary
 from bert4rec.models import Model
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.transformer import Block, causal_mask
-from bert4rec.scoring import log_probabilities_of
+from bert4rec.scoring import log_probabilities_of, part_read
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def explain_items(
     with_attention: bool,
 ) -> list[Explanation]:
     """What each history item adds to each of `items`, by leaving it out; all are tokens."""
-    n = model.max_history
-    read = list(history if n is None else history[max(0, len(history) - n) :])
+    read = part_read(list(history), model)
     without_each = [read[:i] + read[i + 1 :] for i in range(len(read))]
     log_p = log_probabilities_of(model, fallback, [read, *without_each], items)
     gained = (log_p[:1] - log_p[1:]).T.tolist()  # (items, read)

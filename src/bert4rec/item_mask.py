@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from bert4rec.data.splits import Spans
 
 
 class _PlacesByItem(NamedTuple):
@@ -49,6 +52,24 @@ class ItemMask:
     hidden: Tensor  # (P,) flat places `row * n_items + item`
     excluded: ExcludedItems | None = None
     allowed: Mapping[int, Tensor] = field(default_factory=dict)  # row → the only items for it
+
+    @classmethod
+    def of_histories(
+        cls,
+        histories: Spans,
+        n_items: int,
+        *,
+        exclude_seen: bool,
+        excluded: ExcludedItems | None = None,
+    ) -> Self:
+        """Of whole histories, one per row: all that was seen is hidden, or nothing."""
+        if not exclude_seen:
+            return cls(n_items, torch.empty(0, dtype=torch.int64), excluded)
+        lengths = histories.lengths
+        first = np.cumsum(lengths) - lengths  # of each history, when they are laid end to end
+        at = np.arange(lengths.sum()) + np.repeat(histories.starts - first, lengths)
+        rows = np.repeat(np.arange(len(histories)), lengths)
+        return cls(n_items, torch.from_numpy(rows * n_items + histories.tokens[at]), excluded)
 
     def hide(self, scores: Tensor, first: int = 0) -> None:
         """Write -inf over what is masked in (B, C) scores of the items from `first` on."""
@@ -110,12 +131,3 @@ class ItemMask:
     def _by_item(rows: Tensor, items: Tensor) -> _PlacesByItem:
         items, order = items.sort()
         return _PlacesByItem(rows[order], items)
-
-
-NOTHING_HIDDEN = torch.empty(0, dtype=torch.int64)
-
-
-def seen_places(histories: Tensor, n_items: int) -> Tensor:
-    """(B, L) whole histories, padded with V → the flat places of all that was seen."""
-    rows = torch.arange(0, len(histories) * n_items, n_items)[:, None]
-    return (rows + histories)[histories < n_items]

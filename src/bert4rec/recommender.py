@@ -32,16 +32,17 @@ from bert4rec.retrieval.index_builder import (
 )
 from bert4rec.retrieval.item_index import IndexQuality, ItemIndex, has_faiss
 from bert4rec.scoring import (
+    HISTORIES_AT_ONCE,
     MOST_ITEMS,
     Ranking,
     Request,
     answer_requests,
     item_products,
+    part_read,
     rank_histories,
 )
 from bert4rec.threads import WorkerThreads
 
-HISTORIES_READ = 4096  # histories that `recommend_many` reads before it answers
 RawId = str | int
 Retrieval = Literal["auto", "exact"]  # by the index if the model has one, or never by it
 
@@ -143,12 +144,11 @@ class Recommender:
         self._check_reads_histories()
         excluded = self.excluded(allow, block)
         source = iter(histories)
-        while batch := [self.vocabulary.encode(each) for each in islice(source, HISTORIES_READ)]:
+        while batch := [self.vocabulary.encode(each) for each in islice(source, HISTORIES_AT_ONCE)]:
             spans = _spans([known for known, _ in batch])
-            rankings = self.top_k(spans, k, exclude_seen=exclude_seen, excluded=excluded)
-            for ranking in rankings:
-                for row, (known, unknown) in enumerate(batch):
-                    yield self._named(ranking, row, unknown, is_fallback=not known)
+            [ranking] = self.top_k(spans, k, exclude_seen=exclude_seen, excluded=excluded)
+            for row, (known, unknown) in enumerate(batch):
+                yield self._named(ranking, row, unknown, is_fallback=not known)
 
     def top_k(
         self,
@@ -209,7 +209,7 @@ class Recommender:
         known, _ = self.vocabulary.encode(history)
         if not known:
             raise ValueError("history holds no known item: there is nothing to explain")
-        if self.model.max_history == 0:
+        if not part_read(known, self.model):
             raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         return explain_items(
             self.model,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bert4rec.data.length_groups import FOR_SCORING, group_by_length
 from bert4rec.data.splits import HeldOut, Spans
-from bert4rec.item_mask import NOTHING_HIDDEN, ExcludedItems, ItemMask, seen_places
+from bert4rec.item_mask import ExcludedItems, ItemMask
 from bert4rec.models import Model
 from bert4rec.models.kernels.onednn import without_onednn
 from bert4rec.models.output import ItemProducts, Output
@@ -58,6 +58,12 @@ class Ranking(NamedTuple):
     probabilities: NDArray[np.float32]
     n_found: NDArray[np.int64]  # (n,) how many of the k are recommendations: what is left of V
 
+    def row(self, row: int, k: int) -> Ranking:
+        """The best `k` of one history, as many as there are."""
+        n = min(int(self.n_found[row]), k)
+        part = slice(row, row + 1), slice(n)
+        return Ranking(self.items[part], self.scores[part], self.probabilities[part], np.array([n]))
+
 
 class Request(NamedTuple):
     """One history of tokens, and what may be recommended; a batch may mix them freely."""
@@ -75,12 +81,15 @@ class CandidateIndex(Protocol):
     def top_k(self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int) -> TopK: ...
 
 
-def score_blocks(output: Output, h: Tensor, k: int = 1) -> Iterator[Block]:
-    """(B, D) → the scores of all items, in blocks that suit a search for `k`.
+def items_per_block(n_histories: int, k: int) -> int:
+    """How many items are scored at a time, in a search for `k`."""
+    n = min(MOST_ITEMS, BLOCK_SCORES // max(1, n_histories))
+    return max(FEWEST_ITEMS, n, ITEMS_PER_BEST * k)
 
-    A block may be written over.
-    """
-    n = max(FEWEST_ITEMS, min(MOST_ITEMS, BLOCK_SCORES // max(1, len(h))), ITEMS_PER_BEST * k)
+
+def score_blocks(output: Output, h: Tensor, k: int = 1) -> Iterator[Block]:
+    """(B, D) → the scores of all items, in blocks for a search for `k`, to be written over."""
+    n = items_per_block(len(h), k)
     for first in range(0, output.n_items, n):
         yield first, output.block_scores(h, first, min(first + n, output.n_items)).cpu()
 
@@ -106,21 +115,19 @@ def rank_of(scores: Tensor, targets: Tensor) -> Tensor:
 @torch.inference_mode()
 def top_k(blocks: Iterable[Block], mask: ItemMask, k: int) -> TopK:
     """The `k` best of scores that come block by block, and are written over."""
-    items = scores = log_total = None
+    best: TopK | None = None
     for first, block in blocks:
-        log_total = _add_to_total(block, log_total)
+        log_total = _add_to_total(block, None if best is None else best.log_total)
         mask.hide(block, first)
-        best = block.topk(min(k, block.shape[1]))
-        found, found_items = best.values, best.indices + first
-        if scores is not None and items is not None:
-            found, found_items = torch.cat([scores, found], 1), torch.cat([items, found_items], 1)
-            best = found.topk(min(k, found.shape[1]))
-            found, found_items = best.values, found_items.gather(1, best.indices)
-        items, scores = found_items, found
-    assert items is not None
-    assert scores is not None
-    assert log_total is not None
-    return TopK(items, scores, log_total)
+        found = block.topk(min(k, block.shape[1]))
+        items, scores = found.indices + first, found.values
+        if best is not None:
+            items, scores = torch.cat([best.items, items], 1), torch.cat([best.scores, scores], 1)
+            found = scores.topk(min(k, scores.shape[1]))
+            items, scores = items.gather(1, found.indices), found.values
+        best = TopK(items, scores, log_total)
+    assert best is not None
+    return best
 
 
 @without_onednn()
@@ -170,12 +177,11 @@ def map_held_out(
 
     @torch.inference_mode()
     def score(rows: NDArray[np.int64]) -> T:
-        whole, read = _padded_spans(held_out.histories, rows, model)
-        scores = score_rows(model, torch.from_numpy(held_out.users[rows]), read).cpu()
+        histories = held_out.histories.take(rows)
+        scores = score_rows(model, torch.from_numpy(histories.users), _read(histories, model)).cpu()
         check_scores(scores, len(rows), n_items)
-        hidden = seen_places(whole, n_items) if exclude_seen else NOTHING_HIDDEN
         targets = torch.from_numpy(held_out.targets[rows])
-        mask = ItemMask(n_items, hidden)
+        mask = ItemMask.of_histories(histories, n_items, exclude_seen=exclude_seen)
         return measure(HeldOutBatch(torch.from_numpy(rows), targets, scores, mask))
 
     return workers.stream(score, group_histories(_lengths_read(held_out.histories, model), most))
@@ -218,15 +224,11 @@ def answer_requests(
     requests: Sequence[Request],
     index: CandidateIndex | None = None,
 ) -> list[Ranking]:
-    """The best items of every request, in order, each a ranking with one row.
-
-    Scored together in groups of like length; on the calling thread, for answers at once.
-    """
+    """The best items of every request, in order, each a ranking with one row; on this thread."""
     n_items = model.n_items
     answers: list[Ranking | None] = [None] * len(requests)
     for rows in _request_groups(requests, model, fallback, index):
         group = [requests[row] for row in rows.tolist()]
-        histories = _padded([each.history for each in group], model)
         hidden = [
             row * n_items + token
             for row, each in enumerate(group)
@@ -241,16 +243,10 @@ def answer_requests(
         mask = ItemMask(n_items, torch.tensor(hidden, dtype=torch.int64), None, allowed)
         users, k = torch.full((len(group),), -1), max(each.k for each in group)
         answering = model if group[0].history else fallback
+        histories = _padded([each.history for each in group], answering)
         ranking = _rank(answering, users, histories, mask, k, index)
         for row, (place, each) in enumerate(zip(rows.tolist(), group, strict=True)):
-            n_found = min(int(ranking.n_found[row]), each.k)
-            part = slice(row, row + 1), slice(n_found)
-            answers[place] = Ranking(
-                ranking.items[part],
-                ranking.scores[part],
-                ranking.probabilities[part],
-                np.array([n_found]),
-            )
+            answers[place] = ranking.row(row, each.k)
     return [answer for answer in answers if answer is not None]
 
 
@@ -275,20 +271,32 @@ def rank_histories(
     is_empty, lengths = histories.lengths == 0, _lengths_read(histories, model)
 
     def rank(rows: NDArray[np.int64]) -> Ranking:
-        whole, read = _padded_spans(histories, rows, model)
-        hidden = seen_places(whole, n_items) if exclude_seen else NOTHING_HIDDEN
-        users, mask = torch.from_numpy(histories.users[rows]), ItemMask(n_items, hidden, common)
-        return _rank(fallback if is_empty[rows[0]] else model, users, read, mask, k, index)
+        some = histories.take(rows)
+        mask = ItemMask.of_histories(some, n_items, exclude_seen=exclude_seen, excluded=common)
+        answering = fallback if is_empty[rows[0]] else model
+        users = torch.from_numpy(some.users)
+        return _rank(answering, users, _read(some, answering), mask, k, index)
 
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
         rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
         some, empty = rows[~is_empty[rows]], rows[is_empty[rows]]
         groups = [some[part] for part in group_histories(lengths[some], most_rows(model))]
-        n_empty = most_rows(fallback)
-        groups += [empty[i : i + n_empty] for i in range(0, len(empty), n_empty)]
+        groups += [empty[part] for part in group_histories(lengths[empty], most_rows(fallback))]
         found = workers.map(rank, groups)
         places = np.argsort(np.concatenate(groups))
         yield Ranking(*(np.concatenate(column)[places] for column in zip(*found, strict=True)))
+
+
+def encode_histories(model: Model, histories: Spans) -> tuple[Tensor, ItemMask]:
+    """(n, D) vectors of all histories, and the mask of what they have seen."""
+    groups = group_histories(_lengths_read(histories, model), len(histories))
+    h = []
+    for rows in groups:
+        some = histories.take(rows)
+        h.append(model.encode(torch.from_numpy(some.users), _read(some, model)))
+    order = torch.from_numpy(np.argsort(np.concatenate(groups)))
+    mask = ItemMask.of_histories(histories, model.n_items, exclude_seen=True)
+    return torch.cat(h)[order], mask
 
 
 def log_probabilities_of(
@@ -359,11 +367,17 @@ def _request_groups(
     if index is not None:
         work[:, 1] = [request.k for request in requests]
         work[:, 2] = [(len(each.blocked) // MANY_BLOCKED).bit_length() for each in requests]
-    lengths = np.array([len(request.history) for request in requests], dtype=np.int64)
+    lengths = np.array([len(part_read(each.history, model)) for each in requests], dtype=np.int64)
     for alike in np.unique(work, axis=0):
         group = np.flatnonzero((work == alike).all(1))
         most = most_rows(fallback if alike[0] else model)
         yield from (group[part] for part in group_histories(lengths[group], most))
+
+
+def part_read(history: list[int], model: Model) -> list[int]:
+    """The last items of a history, as many as the model reads."""
+    n = model.max_history
+    return history if n is None else history[max(0, len(history) - n) :]
 
 
 def _lengths_read(histories: Spans, model: Model) -> NDArray[np.int64]:
@@ -371,19 +385,15 @@ def _lengths_read(histories: Spans, model: Model) -> NDArray[np.int64]:
     return histories.lengths if n is None else np.minimum(histories.lengths, n)
 
 
-def _padded_spans(histories: Spans, rows: NDArray[np.int64], model: Model) -> tuple[Tensor, Tensor]:
-    """(B, L) whole histories, and the part of each that the model reads."""
-    whole = torch.from_numpy(histories.padded(rows, model.n_items))
-    if model.max_history is None or whole.shape[1] <= model.max_history:
-        return whole, whole
-    read = histories.take(rows).last(model.max_history)
-    return whole, torch.from_numpy(read.padded(np.arange(len(rows)), model.n_items))
+def _read(histories: Spans, model: Model) -> Tensor:
+    """(B, L) the part of each history that the model reads."""
+    read = histories if model.max_history is None else histories.last(model.max_history)
+    return torch.from_numpy(read.padded(np.arange(len(read)), model.n_items))
 
 
 def _padded(histories: Sequence[list[int]], model: Model) -> Tensor:
-    """(B, L) the part of each history that the model reads."""
-    n = model.max_history
-    read = histories if n is None else [each[max(0, len(each) - n) :] for each in histories]
+    """The same for lists."""
+    read = [part_read(history, model) for history in histories]
     longest = max(map(len, read), default=0)
     rows = [each + [model.n_items] * (longest - len(each)) for each in read]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest)

@@ -1,1 +1,1 @@
-"""How good a model is, measured through the same `score()` that serves."""
+"""How good a model is, measured by the same scores that are served."""

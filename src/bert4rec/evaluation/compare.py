@@ -1,4 +1,4 @@
-"""Is run B really better than run A? A paired bootstrap over the users that both answered for.
+"""Is run B really better than run A? A paired bootstrap over the users that both have.
 
 Pairing takes out what makes a user easy or hard, so the interval of the difference is far
 narrower than the two runs' own intervals suggest.
@@ -72,7 +72,7 @@ def compare(
     n_other = sum(a[user][0] != b[user][0] for user in shared)
     if n_other:
         raise ValueError(
-            f"{run_a} and {run_b} were asked for different targets for {n_other} of "
+            f"{run_a} and {run_b} have different targets for {n_other} of "
             f"{len(shared)} shared users: they used different data or splits and cannot be "
             "compared; evaluate both on the same data and split"
         )
@@ -142,7 +142,7 @@ def _per_user(run: Path, protocol: str) -> dict[str, tuple[str, int]]:
     if len(answers) != len(columns["user"]):
         raise ValueError(
             f"{run / PER_USER_FILE} has users in more than one row: a paired comparison needs "
-            "one question a user"
+            "one target per user"
         )
     return answers
 

@@ -1,6 +1,6 @@
-"""Score every held-out user once and rank the right items under every protocol.
+"""Score every held-out user once, and rank the target under every protocol.
 
-Shapes: `B` users in a batch, `V` items, `K` negatives.
+Shapes: B users of a batch, V items, K negatives.
 """
 
 from __future__ import annotations

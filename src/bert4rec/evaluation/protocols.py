@@ -6,7 +6,9 @@ tables use. Under all three, ties are placed before the target:
 
     rank = 1 + #{candidate j, j != target : score_j >= score_target}
 
-so that a constant score earns nothing; `bert4rec.scoring.rank_of` does it for `full`. Shapes: `B` held_out, `V` items, `K` negatives.
+so that a constant score earns nothing; `bert4rec.scoring.rank_of` does it for `full`.
+
+Shapes: B held-out users, V items, K negatives.
 """
 
 from __future__ import annotations

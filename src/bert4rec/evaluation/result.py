@@ -30,7 +30,7 @@ PER_USER_FILE = "per_user.parquet"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One row per held-out user: user row, target token, and the target's rank under each protocol."""
+    """One row per held-out user: the user's row, the target, and its rank under each protocol."""
 
     users: NDArray[np.int64]
     targets: NDArray[np.int64]

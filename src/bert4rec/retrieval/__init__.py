@@ -1,1 +1,1 @@
-"""Finding the best of very many items: exactly, a block at a time, or by an index."""
+"""An index of the item embeddings: the best of very many items without scoring all of them."""

@@ -1,8 +1,8 @@
-"""Building an index: lists by k-means, and as many of them searched as the wanted recall takes.
+"""Building an index: lists by k-means, and as many of them searched as the wanted recall needs.
 
-Items are put together by direction (spherical k-means), and a list is searched before others for
-the largest score that its farthest item could have: its direction times how far that one reaches.
-With directions alone, lists of popular items with long vectors were found too late.
+Items are grouped by direction (spherical k-means). Lists are searched in the order of the largest
+score that their farthest item could have: the centroid is the direction times the length of that
+item along it. With directions alone, lists of popular items with long vectors were found too late.
 
 Shapes: B queries, D width, V items, N lists.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
-from bert4rec.item_mask import ItemMask, seen_places
+from bert4rec.item_mask import ItemMask
 from bert4rec.models import Model
 from bert4rec.models.output import ItemProducts
 from bert4rec.retrieval.item_index import (
@@ -31,26 +31,24 @@ from bert4rec.retrieval.item_index import (
     IndexQuality,
     IndexTensors,
     ItemIndex,
-    best_of_lists,
     faiss_or_error,
-    search,
     with_bias,
 )
-from bert4rec.scoring import group_histories, score_blocks, top_k
+from bert4rec.scoring import encode_histories, score_blocks, top_k
 
-# Exact search of one history took about 10 ms a core at this size and grows with it
-# (`benchmarks/scale/retrieval.py`); below it an index would save nothing that is noticed.
+# Exact search of one history took about 10 ms on a core at this size, and grows with it
+# (`benchmarks/scale/retrieval.py`); below it an index would save nothing that anybody notices.
 LARGE = 300_000  # items
 RECALL = 0.97  # on the histories that the index is tuned on, so that .95 holds on others
 MOST_QUERIES = 2_000  # half to tune on, half to measure on
 FEWEST_QUERIES = 20
-ROUNDS, TRAINED_A_LIST = 8, 64  # of k-means: more changed the recall by less than its noise
-FEWEST_A_LIST = 39  # items: what faiss asks for
+ROUNDS, TRAINED_PER_LIST = 8, 64  # of k-means: more changed the recall by less than its noise
+FEWEST_PER_LIST = 39  # items: what faiss asks for
 
 
 @dataclass(frozen=True)
 class SearchSample:
-    """Histories as an index meets them: their vectors, and what has been seen."""
+    """Encoded histories to tune and measure an index on, and a mask of what they have seen."""
 
     h: Tensor  # (B, D)
     mask: ItemMask
@@ -74,41 +72,31 @@ def too_few(histories: Spans) -> str | None:
 
 
 def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample:
-    """At most `MOST_QUERIES` of the histories, in random order."""
+    """At most `MOST_QUERIES` of the histories, in random order, without the empty ones."""
     if (reason := too_few(histories)) is not None:
         raise ValueError(reason)
     some = np.flatnonzero(histories.lengths > 0)
     rows = np.random.default_rng(seed).permutation(some)[:MOST_QUERIES]
-    sample = histories.take(rows)
-    read = sample if model.max_history is None else sample.last(model.max_history)
-    h: list[Tensor] = []
-    places = group_histories(read.lengths, MOST_QUERIES)
-    for group in places:
-        padded = torch.from_numpy(read.padded(group, model.n_items))
-        h.append(model.encode(torch.from_numpy(read.users[group]), padded))
-    order = torch.from_numpy(np.argsort(np.concatenate(places)))
-    seen = torch.from_numpy(sample.padded(np.arange(len(sample)), model.n_items))
-    mask = ItemMask(model.n_items, seen_places(seen, model.n_items))
-    return SearchSample(torch.cat(h)[order], mask)
+    return SearchSample(*encode_histories(model, histories.take(rows)))
 
 
 def build_index(
-    output: ItemProducts, queries: SearchSample, target: float = RECALL, seed: int = 0
+    output: ItemProducts, sample: SearchSample, target: float = RECALL, seed: int = 0
 ) -> ItemIndex | None:
-    """An index with a recall@10 of `target`, or None if no index has it that is worth having."""
+    """An index with a recall@10 of `target`; None if exact search is as fast as any that has it."""
     if not 0 < target <= 1:
         raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
     started = time.monotonic()
-    tables = _tables(output, n_lists_for(output.n_items), seed)
-    half = len(queries) // 2
-    tuning, others = queries.rows(0, half), queries.rows(half, len(queries))
-    nothing_known = IndexQuality(
-        len(tables.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf
+    tensors = _cluster(output, n_lists_for(output.n_items), seed)
+    half = len(sample) // 2
+    tuning, others = sample.rows(0, half), sample.rows(half, len(sample))
+    untuned = IndexQuality(
+        len(tensors.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf
     )
-    index = ItemIndex(tables, output, nothing_known)
+    index = ItemIndex(tensors, output, untuned)
     wanted = _exact(output, tuning)
-    for n_searched in _numbers(int(MOST_SEARCHED * len(tables.centroids))):
-        index.quality = replace(nothing_known, n_searched=n_searched)
+    for n_searched in _numbers(int(MOST_SEARCHED * len(tensors.centroids))):
+        index.quality = replace(untuned, n_searched=n_searched)
         if _recall(index, output, tuning, wanted) >= target:
             index.quality = replace(index.quality, depth=_depth(index, output, tuning))
             recall = _recall(index, output, others, _exact(output, others))
@@ -122,8 +110,7 @@ def described(quality: IndexQuality | None) -> str:
     """What became of building an index, in a sentence."""
     if quality is None:
         return (
-            "no index has the wanted recall and is faster than exact search: answers are searched "
-            "for exactly"
+            "no index has the wanted recall and is faster than exact search: every search is exact"
         )
     return (
         f"index of {quality.n_lists:,} lists built in {quality.seconds:.0f} s: recall@10 "
@@ -133,32 +120,32 @@ def described(quality: IndexQuality | None) -> str:
 
 def n_lists_for(n_items: int) -> int:
     """Four times the root: a list is then about as long as the lists are many, times 1/16."""
-    return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_A_LIST))
+    return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_PER_LIST))
 
 
-def _tables(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
+def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
     faiss = faiss_or_error()
     faiss.omp_set_num_threads(torch.get_num_threads())
-    is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_A_LIST * n_lists
+    is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_PER_LIST * n_lists
     starts = range(0, output.n_items, AT_ONCE)
-    sample = np.concatenate(
+    drawn = np.concatenate(
         [with_bias(output, first)[is_drawn[first : first + AT_ONCE]] for first in starts]
     )
-    means = faiss.Kmeans(
-        sample.shape[1],
+    kmeans = faiss.Kmeans(
+        drawn.shape[1],
         n_lists,
         niter=ROUNDS,
         spherical=True,
         seed=seed,
-        max_points_per_centroid=TRAINED_A_LIST,
+        max_points_per_centroid=TRAINED_PER_LIST,
         min_points_per_centroid=1,
     )
-    means.train(sample)
-    directions: NDArray[np.float32] = means.centroids
+    kmeans.train(drawn)
+    directions: NDArray[np.float32] = kmeans.centroids
     lists = np.empty(output.n_items, dtype=np.int32)
     reach = np.zeros(n_lists, dtype=np.float32)
     for first in starts:
-        products, nearest = means.index.search(with_bias(output, first), 1)
+        products, nearest = kmeans.index.search(with_bias(output, first), 1)
         lists[first : first + AT_ONCE] = nearest[:, 0]
         np.maximum.at(reach, nearest[:, 0], products[:, 0])
     return IndexTensors(torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists))
@@ -170,23 +157,23 @@ def _numbers(most: int) -> list[int]:
     return sorted(set(itertools.takewhile(lambda n: n <= max(1, most), numbers)))
 
 
-def _exact(output: ItemProducts, queries: SearchSample) -> Tensor:
-    blocks = score_blocks(output, queries.h, RECALL_AT)
-    return top_k(blocks, queries.mask, RECALL_AT).items
+def _exact(output: ItemProducts, sample: SearchSample) -> Tensor:
+    blocks = score_blocks(output, sample.h, RECALL_AT)
+    return top_k(blocks, sample.mask, RECALL_AT).items
 
 
-def _recall(index: ItemIndex, output: ItemProducts, queries: SearchSample, wanted: Tensor) -> float:
+def _recall(index: ItemIndex, output: ItemProducts, sample: SearchSample, wanted: Tensor) -> float:
     """The share of the exact search's ten best that is among the index's ten."""
-    found = search(index, queries.h, output, queries.mask, RECALL_AT).items
+    found = index.top_k(sample.h, output, sample.mask, RECALL_AT).items
     is_found = (wanted[:, :, None] == found[:, None, :]).any(2)
     return float(is_found.float().mean())
 
 
-def _depth(index: ItemIndex, output: ItemProducts, queries: SearchSample) -> float:
-    """How far down the tenth answer lies on average, with the seen items in front of it."""
-    n_fetched = RECALL_AT + int(queries.mask.n_hidden(len(queries)).max())
+def _depth(index: ItemIndex, output: ItemProducts, sample: SearchSample) -> float:
+    """How far down the tenth recommendation lies on average, with the seen items in front of it."""
+    n_fetched = RECALL_AT + int(sample.mask.n_hidden(len(sample)).max())
     n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.quality.n_searched
-    _, _, depth = best_of_lists(
-        index, queries.h, output, queries.mask, RECALL_AT, n_fetched, n_searched
+    _, _, depth = index.search_lists(
+        sample.h, output, sample.mask, RECALL_AT, n_fetched, n_searched
     )
     return round(float(depth.double().mean()), 1)

@@ -1,4 +1,4 @@
-"""An index beside its model: `index-….safetensors` with the tables, `index-….json` with its recall.
+"""An index beside its model: `index-….safetensors`, and `index-….json` with its recall.
 
 Their names follow from their content, and the manifest says which of them count: a new index is
 there when the new manifest is, all at once, whoever reads the directory meanwhile.
@@ -26,11 +26,11 @@ FORMAT_VERSION = 1
 
 def write_index(directory: Path, index: ItemIndex) -> tuple[str, str]:
     """The names of the two files, for the manifest."""
-    tables = save({"centroids": index.tensors.centroids, "lists": index.tensors.lists})
+    tensors = save({"centroids": index.tensors.centroids, "lists": index.tensors.lists})
     facts = {"format_version": FORMAT_VERSION, "kind": "ivf"} | asdict(index.quality)
     text = json.dumps(facts, indent=2)
-    name = f"index-{hashlib.sha256(tables + text.encode()).hexdigest()[:12]}"
-    write_file(directory / f"{name}.safetensors", tables)
+    name = f"index-{hashlib.sha256(tensors + text.encode()).hexdigest()[:12]}"
+    write_file(directory / f"{name}.safetensors", tensors)
     write_file(directory / f"{name}.json", text)
     return f"{name}.safetensors", f"{name}.json"
 
@@ -56,18 +56,18 @@ def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
         )
     path = directory / f"{name}.safetensors"
     try:
-        tensors = load(path.read_bytes())
+        loaded = load(path.read_bytes())
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
     empty = torch.empty(0)
-    tables = IndexTensors(tensors.get("centroids", empty), tensors.get("lists", empty))
-    tables.check(output)
-    if not _are_possible(quality, len(tables.centroids)):
+    tensors = IndexTensors(loaded.get("centroids", empty), loaded.get("lists", empty))
+    tensors.check(output)
+    if not _are_possible(quality, len(tensors.centroids)):
         raise ValueError(
             f"{directory / name}.json is damaged: it says what no index can be; "
             "run `bert4rec index` again"
         )
-    return ItemIndex(tables, output, quality)
+    return ItemIndex(tensors, output, quality)
 
 
 def _are_possible(facts: IndexQuality, n_lists: int) -> bool:
