@@ -116,7 +116,7 @@ def test_costs_are_those_of_the_run(lab: Path) -> None:
     settings = costs(lab)["tiny/seed-1"]["settings"]
     assert tiny["epochs"] == 4  # both stages: the budget is larger than the recipe
     assert (settings["training.seed"], settings["stages.1.epochs"]) == (1, 1)
-    assert 0 < tiny["training_seconds"] < 60
+    assert 0 <= tiny["training_seconds"] < 60  # in tenths of a second
     assert counted["epochs"] is None
     assert (tiny["stopped_by_clock"], counted["stopped_by_clock"]) == (False, False)
     for cost in (tiny, counted):
