@@ -156,7 +156,7 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
             SASRec.restore(tensors | {f"items.{name}": tensor}, config, N_ITEMS)
 
 
-def test_what_is_asked_about_a_served_model_decodes_nothing(
+def test_the_facts_of_a_served_model_decode_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = load_model(compressed(), "small")
@@ -199,7 +199,7 @@ def test_product_quantization_finds_vectors_that_are_made_of_few_parts() -> None
 
 @pytest.mark.parametrize("name", IN_PRODUCTS)
 @pytest.mark.parametrize("code", ["int8", "pq"])
-def test_every_model_with_item_vectors_is_saved_smaller_and_answers(
+def test_every_model_with_item_embeddings_is_saved_smaller_and_recommends(
     name: str, code: str, tmp_path: Path
 ) -> None:
     recommender = random_recommender(name)
@@ -228,7 +228,7 @@ def test_every_model_with_item_vectors_is_saved_smaller_and_answers(
         )
 
 
-def test_a_compressed_model_answers_everything_that_a_model_is_asked(tmp_path: Path) -> None:
+def test_a_compressed_model_answers_every_kind_of_request(tmp_path: Path) -> None:
     model, sequences = trained()
     small, large = Recommender.load(compressed()), Recommender.load(model)
     history = ["item-1", "item-2", "item-3"]
@@ -257,10 +257,10 @@ def test_the_loss_of_quality_is_paired_on_the_validation_items_and_kept(tmp_path
     for each in made.validation.differences:
         assert rows[each.metric]["difference"] == pytest.approx(each.b - each.a)
         assert each.low <= each.difference <= each.high
-    n_asked = int((np.diff(sequences.offsets) >= 3).sum())
-    assert kept["validation"]["n_users"] == n_asked
+    n_held_out = int((np.diff(sequences.offsets) >= 3).sum())
+    assert kept["validation"]["n_users"] == n_held_out
     # Its metrics are its own, of the same test users: the two runs can be compared.
-    assert compare(model, tmp_path / "small").n_users == n_asked
+    assert compare(model, tmp_path / "small").n_users == n_held_out
     assert made.n_bytes == (tmp_path / "small" / "model.safetensors").stat().st_size
     fewer = compress(model, tmp_path / "small", sequences, n_users=10, overwrite=True)
     assert fewer.validation.n_users == 10
@@ -302,7 +302,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(tmp_path: Path) -
         compress(model, compressed(), sequences)
 
 
-def test_models_without_item_vectors_are_refused_by_name() -> None:
+def test_models_without_item_embeddings_are_refused_by_name() -> None:
     neumf = random_recommender("neumf")
     for recommender in (neumf, neumf.by_popularity()):
         name = recommender.config.model.name

@@ -132,7 +132,7 @@ def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from bert4rec.compression import with_coded_items
+    from bert4rec.compression import quantize
     from bert4rec.config import load_config
     from bert4rec.data.sequences import Vocabulary
     from bert4rec.models.sasrec import SASRec
@@ -155,7 +155,7 @@ def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
     show(content["model"], content["as_trained"])
     for code, numbers in (("int8", 1), ("pq", 2), ("pq", 4)):
         started = time.perf_counter()
-        small = with_coded_items(recommender, code, numbers)  # type: ignore[arg-type]
+        small = quantize(recommender, code, numbers)  # type: ignore[arg-type]
         row: dict[str, Any] = {"item_vectors": code, "numbers_per_byte": numbers}
         row["seconds_to_compress"] = time.perf_counter() - started
         kept = small.about["compression"]

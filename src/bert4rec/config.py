@@ -21,7 +21,14 @@ from bert4rec.models import MODELS
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.objectives import OBJECTIVES, NextItemStage, StageSettings
 from bert4rec.registry import Registry
-from bert4rec.settings import Count, Positive, Settings, nearest, parse_settings
+from bert4rec.settings import (
+    Count,
+    Positive,
+    Settings,
+    description_of,
+    nearest,
+    parse_settings,
+)
 
 SHARP_FROM = 10_000  # items from which on a softmax that starts even learns slowly
 SAMPLED_FROM = 20_000  # items from which on the softmax over all of them dominates a step
@@ -34,9 +41,6 @@ class TrainingSettings(Settings):
         0.01, description="AdamW's decay; never on biases and LayerNorm"
     )
     warmup_steps: Count = Field(100, description="steps of linear warm-up at the start of a stage")
-    minutes: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="end training with the epoch in which this much time is over"
-    )
     on_validation: bool = Field(
         False,
         description="train on the validation items too, for the epochs given: nothing is left to "
@@ -78,13 +82,15 @@ class EvaluationSettings(Settings):
 
 
 def _parse_model(values: Any) -> Any:
-    if isinstance(values, dict):
-        values = {"name": "bert4rec"} | values
-    return _parse_named(values, MODELS, "name", "model", "settings_class")
+    return _parse_named(_named(values, "bert4rec"), MODELS, "name", "model", "settings_class")
 
 
 def _parse_loss(values: Any) -> Any:
-    return _parse_named(values, LOSSES, "name", "loss")
+    return _parse_named(_named(values, "auto"), LOSSES, "name", "loss")
+
+
+def _named(values: Any, default: str) -> Any:
+    return {"name": default} | values if isinstance(values, dict) else values
 
 
 def _parse_stages(values: Any) -> Any:
@@ -133,20 +139,10 @@ class Config(Settings):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         name = self.model.name
-        objectives = MODELS[name].objectives
+        has_mask = getattr(MODELS[name], "has_mask", False)
         for place, stage in enumerate(self.stages):
-            if stage.objective not in objectives:
-                known = f"it has {', '.join(objectives)}" if objectives else "it is only fitted"
-                raise ValueError(
-                    f"stages.{place}.objective = {stage.objective}: {name} cannot be trained so, "
-                    f"{known}"
-                )
-            is_mixed = getattr(stage, "bidirectional_prefix", False)
-            if is_mixed and "cloze" not in objectives:
-                raise ValueError(
-                    f"stages.{place}.bidirectional_prefix: {name} reads histories in one direction"
-                )
-            has_mask = name.startswith("bert4rec")
+            if reason := _why_not(name, stage):
+                raise ValueError(f"stages.{place}.{reason}")
             attention_dropout = getattr(self.model, "attention_dropout", 0)
             if has_mask and stage.objective == "next_item" and attention_dropout:
                 raise ValueError(
@@ -174,8 +170,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _is_resolved(self) -> Self:
-        is_auto = self.loss.name == "auto" or getattr(self.model, "head_gain", None) == "auto"
-        if is_auto and self.stages:
+        if self.loss.name == "auto" or getattr(self.model, "head_gain", None) == "auto":
             raise ValueError("a value is `auto`: resolve(config, n_items) replaces it")
         return self
 
@@ -190,6 +185,21 @@ def resolve(config: Config, n_items: int) -> RunConfig:
     if values["model"].get("head_gain") == "auto":
         values["model"]["head_gain"] = 4.0 if n_items >= SHARP_FROM else 1.0
     return RunConfig.model_validate(values)
+
+
+def _why_not(model: str, stage: StageSettings) -> str | None:
+    """What keeps this model from being trained by this stage, if anything does."""
+    objective, objectives = stage.objective, MODELS[model].objectives
+    if not objectives:
+        return f"objective = {objective}: {model} cannot be trained so, it is only fitted"
+    is_from_elsewhere = ":" in objective  # another package knows which models it is for
+    if objective not in objectives and not is_from_elsewhere:
+        return (
+            f"objective = {objective}: {model} cannot be trained so, it has {', '.join(objectives)}"
+        )
+    if getattr(stage, "bidirectional_prefix", False) and "cloze" not in objectives:
+        return f"bidirectional_prefix: {model} reads histories in one direction"
+    return None
 
 
 def default_stages(model: str) -> tuple[StageSettings, ...]:
@@ -261,9 +271,9 @@ def setting_descriptions(config: Config) -> list[tuple[str, str, str]]:
         ("evaluation", config.evaluation),
     ]
     return [
-        (f"{section}.{key}", str(getattr(settings, key)), field.description or "")
+        (f"{section}.{key}", str(getattr(settings, key)), description_of(type(settings), key))
         for section, settings in sections
-        for key, field in type(settings).model_fields.items()
+        for key in type(settings).model_fields
     ]
 
 
@@ -283,6 +293,8 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
         if parts[0] == "stages":
             values = _with_stages(values)
             stages = values["stages"]
+            if not stages:
+                raise ValueError(f"--set {key}: the model is only fitted, it has no stages")
             if len(parts) != 3 or not parts[1].isdigit() or int(parts[1]) >= len(stages):
                 raise ValueError(
                     f"--set {key}: write stages.N.key, N from 0 to {len(stages) - 1}, as in "
@@ -316,8 +328,13 @@ def _full_name(key: str, values: dict[str, Any]) -> list[str]:
 def _with_stages(values: dict[str, Any]) -> dict[str, Any]:
     if "stages" in values:
         return values
-    name = str(values.get("model", {}).get("name", "bert4rec"))
-    return values | {"stages": [stage.model_dump() for stage in default_stages(name)]}
+    stages = default_stages(_model_name(values))
+    return values | {"stages": [stage.model_dump() for stage in stages]}
+
+
+def _model_name(values: dict[str, Any]) -> str:
+    model = values.get("model")
+    return str(model.get("name", "bert4rec")) if isinstance(model, dict) else "bert4rec"
 
 
 _NAMED: dict[str, tuple[str, Registry[Any]]] = {
@@ -328,11 +345,23 @@ _NAMED: dict[str, tuple[str, Registry[Any]]] = {
 
 
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`; another model keeps the stages that can train it, or has its own."""
     both = base | top
     for key in base.keys() & top.keys():
         if isinstance(base[key], dict) and isinstance(top[key], dict):
             both[key] = _merge_named(base[key], top[key], key)
+    if "stages" in base and "stages" not in top and _model_name(both) != _model_name(base):
+        stages = [
+            stage
+            for stage, parsed in zip(base["stages"], _parse_stages(base["stages"]), strict=True)
+            if _why_not(_model_name(both), parsed) is None
+        ]
+        both = both | {"stages": stages} if stages else _without(both, "stages")
     return both
+
+
+def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
 
 
 def _merge_named(base: dict[str, Any], top: dict[str, Any], section: str) -> dict[str, Any]:
