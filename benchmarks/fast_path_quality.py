@@ -53,7 +53,9 @@ Asked = tuple[Tensor, Tensor, Tensor]  # what the model sees, which are hidden, 
 class FastPath:
     """The parts that `training/loop.py` is made of."""
 
-    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads) -> None:
+    def __init__(
+        self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads
+    ) -> None:
         self.pad, loss = model.pad, make_loss(config.training, split.train_counts)
         self.gradients = Gradients(model, loss, workers)
         self.optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
@@ -67,7 +69,9 @@ class FastPath:
 
 
 class PlainPath:
-    def __init__(self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads) -> None:
+    def __init__(
+        self, model: BERT4Rec, split: Split, config: Config, workers: WorkerThreads
+    ) -> None:
         self.model, self.clip_norm = model, config.training.clip_norm
         model.items.__class__ = nn.Embedding  # type: ignore[assignment]
         for module in model.modules():

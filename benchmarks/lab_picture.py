@@ -15,10 +15,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from bert4rec.lab.result import LabResult
+from bert4rec.lab.lab_result import LabResult
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-FILES = ("report.json", "report.md", "report.csv", "report.html")
+FILES = ("report.json", "report.csv", "report.html")
 OURS, RIVALS = "#2f6fde", "#6b7486"
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/losses.py [--cases 600x3416 ...] [--out docs/results/losses.json]
 
-A case is asked positions x items at width 64; --out keeps what it has of other cases. All ways get
+A case is query positions x items at width 64; --out keeps what it has of other cases. All ways get
 the same tensors, add to the same gradients, take turns round after round, and may keep freed memory
 (`bert4rec.allocator`); the median counts. Memory is the largest that one call adds. Run it on an
 idle machine: beside other work, operations split over two threads wait for each other.
@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert4rec.allocator import keep_freed_memory
-from bert4rec.training.full_softmax import FEWEST_ROWS, add_cross_entropy
+from bert4rec.losses.cross_entropy import LOGITS_BYTES
+from bert4rec.losses.full_softmax import FEWEST_ROWS, add_cross_entropy
 
 CASES = ["600x3416", "500x54542", "10240x3416", "64x1000000"]
 DIM = 64
-DEFAULT_MEMORY = 64 * 2**20  # training.loss_memory_mb
 TOO_MUCH = 4e9  # bytes: a way that would need more is left out
 SHORT_CALL = 0.05  # seconds: shorter ones are repeated within a round
 LONG_CALL = 5  # seconds: a way whose second call, already compiled, takes longer is left out
@@ -41,7 +41,7 @@ class Case:
 
     def __init__(self, rows: int, items: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.rows, self.items, self.share = rows, items, 1 / rows
+        self.rows, self.items, self.scale = rows, items, 1 / rows
         self.h = torch.randn(rows, DIM, generator=generator)
         self.weight = nn.Parameter(torch.randn(items, DIM, generator=generator) * 0.1)
         self.bias = nn.Parameter(torch.zeros(items))
@@ -54,12 +54,12 @@ class Case:
     def ours(self, memory: int) -> float:
         given = self.h, self.weight.detach(), self.bias.detach(), self.targets
         gradients = self.weight.grad, self.bias.grad
-        loss, self.grad_h = add_cross_entropy(*given, *gradients, share=self.share, memory=memory)
+        loss, self.grad_h = add_cross_entropy(*given, *gradients, scale=self.scale, memory=memory)
         return float(loss)
 
     def by_autograd(self, function: Callable[..., Tensor]) -> float:
         h = self.h.clone().requires_grad_()
-        loss = function(h, self.weight, self.bias, self.targets) * self.share
+        loss = function(h, self.weight, self.bias, self.targets) * self.scale
         loss.backward()
         self.grad_h = h.grad
         return float(loss.detach())
@@ -75,7 +75,7 @@ def fused(h: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, **options: A
 
 def ways_of(case: Case) -> dict[str, tuple[float, Way]]:
     """Name: about how many bytes it needs, and a call of it."""
-    once = max(DEFAULT_MEMORY, 4 * case.items * min(FEWEST_ROWS, case.rows))
+    once = max(LOGITS_BYTES, 4 * case.items * min(FEWEST_ROWS, case.rows))
     logits, table = 4 * case.rows * case.items, 4 * DIM * case.items
     ways: dict[str, tuple[float, Way]] = {
         "ours, once": (once, lambda: case.ours(once)),
@@ -178,11 +178,11 @@ def main() -> None:
     for words in arguments.cases:
         case = Case(*map(int, words.split("x")))
         for threads in arguments.threads:
-            print(f"\n{case.rows:,} positions, {case.items:,} items, {threads} threads")
+            print(f"\n{case.rows:,} queries, {case.items:,} items, {threads} threads")
             for answer in measure(case, threads, arguments.seconds):
                 answers.append(answer)
                 figures = answer.get("error") or (
-                    f"{answer['ms']:>10,.1f} ms{answer['ns_per_logit']:>8.2f} ns a logit"
+                    f"{answer['ms']:>10,.1f} ms{answer['ns_per_logit']:>8.2f} ns per logit"
                     f"{answer['added_mb']:>9,.0f} MB"
                 )
                 print(f"  {answer['way']:<24}{figures}", flush=True)

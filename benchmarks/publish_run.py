@@ -2,7 +2,7 @@
 
     python benchmarks/publish_run.py runs/ml-1m ml-1m
 
-writes docs/results/ml-1m/*.json and docs/images/ml-1m.png. The pages of docs/ quote these files.
+writes docs/results/ml-1m/*.json and docs/images/ml-1m.png. `results_page.py` makes tables of them.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NAMES = {"popularity": "popularity", "markov": "Markov chain", "run": "BERT4Rec"}
+STAGE_COLOURS = ("#2f6fde", "#e07b39", "#3a9a5c", "#8a5cc9")
 COLOURS = {"popularity": "#b8bcc6", "markov": "#8590a6", "run": "#2f6fde"}
 
 
@@ -36,7 +37,6 @@ def main() -> None:
     for baseline in (arguments.run / "baselines").iterdir():
         shutil.copy(baseline / "metrics.json", folder / f"{baseline.name}.json")
     draw(folder, arguments.title or arguments.name, DOCS / "images" / f"{arguments.name}.png")
-    print(table(folder))
 
 
 def metrics_of(folder: Path) -> dict[str, dict]:
@@ -53,15 +53,15 @@ def draw(folder: Path, title: str, path: Path) -> None:
         bars.barh(place, value["value"], color=COLOURS[key], xerr=spread, ecolor="#444", capsize=3)
         bars.text(value["high"] * 1.02 + 0.001, place, f"{value['value']:.3f}", va="center")
     names = dict(NAMES)
-    if json.loads((folder / "config.json").read_text())["model"].get("sees") == "before":
+    if json.loads((folder / "config.json").read_text())["model"]["name"] == "bert4rec-causal":
         names["run"] = "BERT4Rec-causal"
     bars.set_yticks(range(3), list(names.values()))
     bars.set_xlabel("NDCG@10 on test items, all items ranked")
     bars.set_xlim(0, bars.get_xlim()[1] * 1.12)
     bars.set_title(title, loc="left", weight="bold")
     events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    colours = {"cloze": "#2f6fde", "next-item": "#2f6fde", "last-item": "#e07b39"}
-    for stage, colour in colours.items():
+    stages = dict.fromkeys(event["stage"] for event in events)
+    for stage, colour in zip(stages, STAGE_COLOURS, strict=False):
         points = [(e["seconds"] / 60, e["ndcg@10"]) for e in events if e["stage"] == stage]
         if points:
             curve.plot(*zip(*points, strict=True), color=colour, marker="o", ms=3, label=stage)
@@ -73,21 +73,6 @@ def draw(folder: Path, title: str, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-
-
-def table(folder: Path) -> str:
-    """The Markdown table of docs/results.md."""
-    protocols = {"full": "all items", "popularity": "100 popularity", "uniform": "100 uniform"}
-    head = [f"{m}, {title}" for title in protocols.values() for m in ("HR@10", "NDCG@10")]
-    lines = ["| model | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
-    for key, metrics in metrics_of(folder).items():
-        cells = [
-            f"{metrics[p][m]['value']:.4f}".lstrip("0")
-            for p in protocols
-            for m in ("HR@10", "NDCG@10")
-        ]
-        lines.append(f"| {NAMES[key]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

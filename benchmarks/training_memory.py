@@ -2,8 +2,8 @@
 
     python benchmarks/training_memory.py [--onednn]
 
-trains on generated histories of ML-1M's lengths and prints speed and resident memory an epoch; with
---onednn it leaves oneDNN's cache of kernels on, which is why `models/onednn.py` turns it off.
+trains on generated histories of ML-1M's lengths and prints speed and resident memory per epoch;
+with --onednn oneDNN's cache of kernels stays on, which `models/kernels/onednn.py` turns off.
 """
 
 import argparse
@@ -11,17 +11,14 @@ import contextlib
 import time
 
 import numpy as np
-import torch
 
-from bert4rec.config import load_config
-from bert4rec.data.splits import Spans
-from bert4rec.models.bert4rec import BERT4Rec
+from bert4rec.config import load_config, resolve
+from bert4rec.data.splits import HeldOut, Spans, Split
 from bert4rec.threads import WorkerThreads
-from bert4rec.training.batches import cloze_task, epoch_order, make_batch
 from bert4rec.training.gradients import CPU, Gradients
 from bert4rec.training.hardware import Hardware
-from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
+from bert4rec.training.setup import build_loss, build_model, build_stages
 
 N_USERS, N_ITEMS = 6040, 3416
 
@@ -41,22 +38,21 @@ def main() -> None:
     ends = np.cumsum(lengths)
     tokens = generator.integers(0, N_ITEMS, ends[-1], dtype=np.int32)
     train = Spans(tokens, ends - lengths, ends, np.arange(N_USERS))
-    config = load_config("bert4rec-2-stage", overrides=["max_len=200", "batch_size=128"])
-    model = BERT4Rec(N_ITEMS, config.model).train()
-    loss = make_loss(config.training, np.bincount(tokens, minlength=N_ITEMS))
-    task = cloze_task(train, N_ITEMS, config)
+    nobody = HeldOut(train.take(np.arange(0)), np.arange(0))
+    split = Split(train, nobody, nobody, N_ITEMS, np.bincount(tokens, minlength=N_ITEMS))
+    changes = ["model.max_len=200", "training.batch_size=128"]
+    config = resolve(load_config("bert4rec-2-stage", None, changes), N_ITEMS)
+    model, loss = build_model(config, N_ITEMS, 0).train(), build_loss(config, split)
     hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
-    with WorkerThreads() as workers:
+    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         gradients = Gradients(model, loss, workers, hardware)
-        optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
+        optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+        stage = build_stages(config, split, workers.n)[0]
         for epoch in range(arguments.epochs):
             started = time.perf_counter()
-            windows = task.windows(generator)
-            order = epoch_order(len(windows), config.training.batch_size, generator)
-            for step, rows in enumerate(order):
-                masks = torch.Generator().manual_seed(step)
-                gradients.add(make_batch(task, windows, rows, N_ITEMS, masks), step)
-                optimizer.step(config.training.learning_rate)
+            for number, batch in enumerate(stage.batches.epoch(epoch, 0, preparer)):
+                gradients.add(batch, number)
+                optimizer.step(stage.settings.learning_rate)
             rate = N_USERS / (time.perf_counter() - started)
             print(f"epoch {epoch + 1}: {rate:,.0f} sequences/s, {resident_mb():,.0f} MB resident")
 

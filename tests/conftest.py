@@ -36,7 +36,6 @@ LONG = (
     "test_lab.py",
     "test_serving.py",
     "test_sharded_items.py",
-    "test_plan.py",
     "test_contract.py",
 )
 
@@ -57,7 +56,7 @@ class ByFile(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
-    """For `pytest -n`, however the tests would be dealt out otherwise."""
+    """For `pytest -n`, however the tests would be distributed otherwise."""
     return ByFile(config, log)
 
 

@@ -1,140 +1,57 @@
-"""Laws of the training batches: what is asked, how often, and what is never lost."""
+"""Laws of the training batches: every query once, in microbatches that waste little."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import random_histories, small_config
+from toys import random_histories
 
-from bert4rec.data.pieces import Size, like_lengths
+from bert4rec.data.length_groups import FOR_TRAINING, MicrobatchSize, group_by_length
 from bert4rec.data.splits import Spans, leave_one_out
+from bert4rec.objectives import (
+    ClozeStage,
+    DenoisingStage,
+    LastItemStage,
+    ModelShape,
+    NextItemStage,
+    Objective,
+)
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import (
-    cloze,
-    cloze_task,
-    epoch_order,
-    last_item,
-    last_item_task,
+    Batch,
+    Sizes,
+    StageBatches,
     make_batch,
-    prefixes,
-    sliding_windows,
+    shuffled_batches,
 )
+from bert4rec.training.process_group import SINGLE_PROCESS
 
-PAD = 100
-
-
-def some_sequences(lengths: list[int], width: int) -> torch.Tensor:
-    rows = torch.full((len(lengths), width), PAD)
-    for row, length in enumerate(lengths):
-        rows[row, :length] = torch.arange(length) % 90
-    return rows
-
-
-@given(
-    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20),
-    probability=st.floats(0.01, 0.99),
-    max_masked=st.one_of(st.none(), st.integers(1, 5)),
-    seed=st.integers(0, 2**32),
-)
-def test_cloze_asks_every_sequence_and_never_hides_all_of_it(
-    lengths: list[int], probability: float, max_masked: int | None, seed: int
-) -> None:
-    sequences = some_sequences(lengths, 20)
-    hidden = cloze(
-        sequences,
-        pad=PAD,
-        probability=probability,
-        max_masked=max_masked,
-        last_item_share=0.3,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    n_hidden = hidden.sum(1).tolist()
-    assert not hidden[sequences == PAD].any()
-    for length, n in zip(lengths, n_hidden, strict=True):
-        assert 1 <= n <= max(1, length - 1)
-        assert max_masked is None or n <= max_masked
-
-
-def test_every_position_becomes_a_target_equally_often() -> None:
-    sequences = some_sequences([10] * 20_000, 12)
-    hidden = cloze(
-        sequences,
-        pad=PAD,
-        probability=0.3,
-        max_masked=None,
-        last_item_share=0.0,
-        generator=torch.Generator().manual_seed(0),
-    )
-    shares = hidden.float().mean(0)
-    assert (shares[10:] == 0).all()
-    # 0.3 each, but for the rows in which nothing, or all, was drawn (the first and last included)
-    assert (shares[:10] - 0.3).abs().max() < 0.015
-
-
-def test_the_last_item_share_asks_about_the_end_only() -> None:
-    sequences = some_sequences([3, 7, 12] * 1000, 12)
-    hidden = cloze(
-        sequences,
-        pad=PAD,
-        probability=0.5,
-        max_masked=None,
-        last_item_share=1.0,
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert torch.equal(hidden, last_item(sequences, pad=PAD))
-    assert hidden.sum(1).eq(1).all()
-    assert hidden[0, 2]
-    assert hidden[2, 11]
+N_ITEMS = PAD = 1000
+MASK, MAX_LEN, USER_0 = N_ITEMS + 1, 12, 40
+SMALL = Sizes(MicrobatchSize(100, 10))
+Query = tuple[int, tuple[int, ...], int, int]
 
 
 def spans_of(lengths: list[int]) -> Spans:
     ends = np.cumsum(lengths)
-    tokens = np.arange(ends[-1], dtype=np.int32)
-    return Spans(tokens, ends - lengths, ends, np.arange(len(lengths)))
+    tokens = np.arange(ends[-1], dtype=np.int32) % N_ITEMS
+    return Spans(tokens, ends - lengths, ends, USER_0 + np.arange(len(lengths)))
 
 
-@given(
-    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=20),
-    max_len=st.integers(2, 30),
-    step=st.one_of(st.none(), st.floats(0.05, 1.0)),
-)
-def test_windows_fit_cover_and_stay_within_their_user(
-    lengths: list[int], max_len: int, step: float | None
-) -> None:
-    spans = spans_of(lengths)
-    windows = sliding_windows(spans, max_len, step)
-    sizes = windows.ends - windows.starts
-    assert (sizes >= 1).all()
-    assert (sizes <= max_len).all()
-    pairs = set(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True))
-    assert len(pairs) == len(windows)
-    covered = np.zeros(len(spans.tokens), dtype=bool)
-    for start, end in zip(windows.starts, windows.ends, strict=True):
-        owner = np.searchsorted(spans.ends, start, side="right")
-        assert end <= spans.ends[owner]
-        assert end - start == min(max_len, lengths[owner])  # all windows are full
-        covered[start:end] = True
-    if step is None:
-        assert len(windows) == len(spans)
-        assert set(windows.ends.tolist()) == set(spans.ends.tolist())
-    else:
-        assert covered.all()
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
-def test_prefixes_end_anywhere_after_the_first_item() -> None:
-    spans = spans_of([2, 10, 50])
-    ends = [prefixes(spans, 12, 1.0, np.random.default_rng(seed)).ends for seed in range(2000)]
-    for row, (start, end) in enumerate(zip(spans.starts, spans.ends, strict=True)):
-        seen = {int(each[row] - start) for each in ends}
-        assert seen == set(range(2, end - start + 1))
-    whole = prefixes(spans, 12, 0.0, np.random.default_rng(0))
-    assert whole.ends.tolist() == spans.ends.tolist()
-    assert (whole.ends - whole.starts).tolist() == [2, 10, 12]
+def windows_of(objective: Objective) -> Spans:
+    return objective.sequences(np.random.default_rng(0))
 
 
 @given(n=st.integers(1, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 99))
-def test_an_epoch_uses_every_window_once(n: int, batch_size: int, seed: int) -> None:
-    batches = epoch_order(n, batch_size, np.random.default_rng(seed))
+def test_an_epoch_uses_every_sequence_once(n: int, batch_size: int, seed: int) -> None:
+    batches = shuffled_batches(n, batch_size, np.random.default_rng(seed))
     assert sorted(np.concatenate(batches).tolist()) == list(range(n))
     assert all(1 <= len(batch) <= batch_size for batch in batches)
 
@@ -148,48 +65,148 @@ def test_padded_reads_the_spans_and_pads_the_end() -> None:
     assert spans.padded(np.array([3, 2]), 999).tolist() == [[999], [119]]
 
 
-@pytest.mark.parametrize("replacement", ["mask", "80/10/10"])
-def test_a_batch_asks_for_what_really_stood_there(replacement: str) -> None:
-    split = leave_one_out(random_histories(0, n_users=400))
-    config = small_config(f"replacement={replacement}", "mask_ratio=0.5")
-    task = cloze_task(split.train, split.n_items, config)
-    windows = task.windows(np.random.default_rng(0))
-    generator = torch.Generator().manual_seed(0)
-    rows = np.arange(len(windows))
-    batch = make_batch(task, windows, rows, split.n_items, generator)
-    assert batch.n_sequences == len(windows)
-    assert batch.n_asked == sum(len(piece.at) for piece in batch.pieces)
-    shown, restored = [], []
-    for piece in batch.pieces:
-        shown.append(piece.tokens.flatten()[piece.at])
-        whole = piece.tokens.flatten().clone()
-        whole[piece.at] = piece.targets
-        restored += [row[row != split.n_items].tolist() for row in whole.view_as(piece.tokens)]
-    is_mask = (torch.cat(shown) == split.n_items + 1).float().mean()
-    assert is_mask == 1 if replacement == "mask" else 0.75 < is_mask < 0.85
-    assert sorted(restored) == sorted(windows[row].tolist() for row in rows)
-
-
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=300))
-def test_pieces_are_all_of_the_batch_and_waste_little(lengths: list[int]) -> None:
+def test_microbatches_are_all_of_the_batch_and_waste_little(lengths: list[int]) -> None:
     ordered = np.array(sorted(lengths, reverse=True))
-    size = Size(400, 50)
-    pieces = like_lengths(ordered, size)
-    assert [i for piece in pieces for i in range(piece.start, piece.stop)] == [*range(len(ordered))]
-    for piece in pieces:
-        part = ordered[piece]
+    size = MicrobatchSize(400, 50)
+    groups = group_by_length(ordered, size)
+    assert [i for group in groups for i in range(group.start, group.stop)] == [*range(len(ordered))]
+    for group in groups:
+        part = ordered[group]
         assert len(part) * part[0] <= size.positions or len(part) == 1
         assert len(part) * part[0] - part.sum() <= size.padding
 
 
-def test_the_last_item_task_leaves_out_single_items_and_asks_once_each() -> None:
+# What a batch queries is what its objective says.
+
+
+def test_cloze_predicts_what_really_stood_there() -> None:
+    split = leave_one_out(random_histories(0, n_users=400))
+    shape = ModelShape(split.n_items, MAX_LEN, has_mask=True)
+    objective = ClozeStage(mask_ratio=0.5).build(split.train, shape)
+    windows = windows_of(objective)
+    batch = make_batch(objective, windows, split.n_items, generator())
+    assert batch.n_sequences == len(windows)
+    assert batch.n_queries == sum(len(each.positions) for each in batch.microbatches)
+    restored = []
+    for each in batch.microbatches:
+        whole = each.tokens.flatten().clone()
+        assert whole[each.positions].eq(split.n_items + 1).all()
+        whole[each.positions] = each.targets
+        restored += [row[row != split.n_items].tolist() for row in whole.view_as(each.tokens)]
+    assert sorted(restored) == sorted(windows[row].tolist() for row in range(len(windows)))
+
+
+def test_last_item_queries_each_sequence_once() -> None:
     split = leave_one_out(random_histories(1))
-    task = last_item_task(split.train, split.n_items, small_config())
-    windows = task.windows(np.random.default_rng(0))
+    shape = ModelShape(split.n_items, MAX_LEN, has_mask=True)
+    objective = LastItemStage().build(split.train, shape)
+    windows = windows_of(objective)
     assert len(windows) == (split.train.lengths >= 2).sum()
-    generator = torch.Generator().manual_seed(0)
-    rows = np.arange(len(windows))
-    batch = make_batch(task, windows, rows, split.n_items, generator)
-    assert batch.n_asked == len(windows)
-    targets = torch.cat([piece.targets for piece in batch.pieces])
+    batch = make_batch(objective, windows, split.n_items, generator())
+    assert batch.n_queries == len(windows)
+    targets = torch.cat([each.targets for each in batch.microbatches])
     assert sorted(targets.tolist()) == sorted(split.train.tokens[windows.ends - 1].tolist())
+
+
+def queries_of(batch: Batch) -> Counter[Query]:
+    """Each query as its user, what is shown up to its position, the position, and the target.
+
+    Behind the last query a row may show its last item, where nothing looks.
+    """
+    queries: Counter[Query] = Counter()
+    for each in batch.microbatches:
+        length = each.tokens.shape[1]
+        assert len(each.tokens) == len(each.users)
+        assert each.positions.tolist() == sorted(each.positions.tolist())
+        tokens, users = each.tokens.tolist(), each.users.tolist()
+        for flat, target in zip(each.positions.tolist(), each.targets.tolist(), strict=True):
+            row, place = divmod(flat, length)
+            queries[users[row], tuple(tokens[row][: place + 1]), place, target] += 1
+    assert batch.n_queries == queries.total()
+    return queries
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("n_targets", [1, 3])
+def test_next_item_queries_what_the_windows_of_its_users_say(
+    n_targets: int, has_mask: bool
+) -> None:
+    spans = spans_of([1, 5, 30, 2, 13, 7] * 5)
+    shape = ModelShape(N_ITEMS, MAX_LEN, has_mask, n_targets)
+    objective = NextItemStage(window_stride=0.5).build(spans, shape)
+    windows = windows_of(objective)
+    rows = np.random.default_rng(1).permutation(len(windows))[: len(windows) // 2]
+    expected: Counter[Query] = Counter()
+    for row in rows:
+        window = windows[row].tolist()
+        owner = int(np.searchsorted(spans.ends, window[0], side="right"))
+        for place in range(len(window) - 1):
+            for target in window[place + 1 : place + 1 + n_targets]:
+                expected[USER_0 + owner, tuple(window[: place + 1]), place, target] += 1
+    batch = make_batch(objective, windows.take(rows), PAD, generator(), SMALL)
+    assert len(batch.microbatches) > 2
+    assert batch.n_sequences == len(rows)
+    assert {each.is_after for each in batch.microbatches} == {has_mask}
+    assert queries_of(batch) == expected
+
+
+def test_denoising_queries_nothing_of_padding() -> None:
+    spans = spans_of([1, 5, 30, 2, 13, 7] * 5)
+    stage = DenoisingStage(mask_ratio=0.5, window_stride=None)
+    objective = stage.build(spans, ModelShape(N_ITEMS, MAX_LEN))
+    windows = windows_of(objective)
+    batch = make_batch(objective, windows, PAD, generator(), SMALL)
+    queried: dict[int, list[int]] = {}
+    for each in batch.microbatches:
+        length = each.tokens.shape[1]
+        for flat, target in zip(each.positions.tolist(), each.targets.tolist(), strict=True):
+            queried.setdefault(int(each.users[flat // length]), []).append(target)
+            assert each.tokens.flatten()[flat] in (target, MASK)
+    assert queried == {int(windows.users[i]): windows[i].tolist() for i in range(len(windows))}
+
+
+@pytest.mark.parametrize("max_queries", [None, 2])
+@pytest.mark.parametrize("kind", ["alike", "mixed"])
+def test_a_batch_for_two_workers_can_be_shared_and_queries_the_same(
+    max_queries: int | None, kind: str
+) -> None:
+    """However large the microbatches may be that a model likes, no worker is left without one."""
+    n_rows = 600
+    lengths = [13] * n_rows if kind == "alike" else [2 + i % 12 for i in range(n_rows)]
+    stage = NextItemStage(max_queries=max_queries)
+    objective = stage.build(spans_of(lengths), ModelShape(N_ITEMS, MAX_LEN))
+    windows, large = windows_of(objective), MicrobatchSize(2**20, 2**20)
+    n_positions = int((windows.lengths - 1).sum())
+    assert n_positions > 1.2 * FOR_TRAINING.positions  # or sharing it would cost more than it saves
+
+    one = make_batch(objective, windows, PAD, generator(), Sizes(large))
+    assert len(one.microbatches) == 1 or kind == "mixed"
+    two = make_batch(objective, windows, PAD, generator(), Sizes(large, n_workers=2))
+    assert len(two.microbatches) >= 2
+    assert max(each.tokens.numel() for each in two.microbatches) <= 0.6 * n_positions
+    assert queries_of(one) == queries_of(two)
+
+
+# A step's batch follows from the seed, the stage and its place alone.
+
+
+def batches_of(seed: tuple[int, int], epoch: int, first: int = 0) -> list[Batch]:
+    objective = ClozeStage().build(spans_of([5, 9, 30, 12] * 8), ModelShape(N_ITEMS, MAX_LEN, True))
+    stage = StageBatches({0: objective}, seed, PAD, 10, SMALL, SINGLE_PROCESS)
+    assert stage.steps_per_epoch == 4
+    with WorkerThreads(1) as preparer:
+        return list(stage.epoch(epoch, first, preparer))
+
+
+def as_lists(batches: list[Batch]) -> list[list[list[int]]]:
+    return [[each.tokens.tolist() for each in batch.microbatches] for batch in batches]
+
+
+def test_a_resumed_epoch_has_the_batches_that_were_left() -> None:
+    whole = as_lists(batches_of((3, 0), epoch=2))
+    assert as_lists(batches_of((3, 0), epoch=2)) == whole
+    assert as_lists(batches_of((3, 0), epoch=2, first=3)) == whole[3:]
+    assert as_lists(batches_of((3, 0), epoch=2, first=4)) == []
+    for seed, epoch in (((4, 0), 2), ((3, 1), 2), ((3, 0), 1)):
+        assert as_lists(batches_of(seed, epoch)) != whole

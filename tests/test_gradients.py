@@ -1,41 +1,55 @@
-"""A batch in pieces on several workers has the gradient of the whole batch, computed plainly."""
+"""A batch in microbatches on several workers has the gradient of the whole, computed plainly."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import random_histories, small_config
+from toys import random_histories, randomize, small_config
 
+from bert4rec import losses
 from bert4rec.config import Config
-from bert4rec.data.pieces import FOR_TRAINING, Size
+from bert4rec.data.length_groups import FOR_TRAINING, MicrobatchSize
 from bert4rec.data.splits import Split, leave_one_out
-from bert4rec.models import LEARNED
+from bert4rec.losses import make_loss
+from bert4rec.losses.negatives import Negatives
+from bert4rec.models import MODELS, is_trained
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.models.learned import Learned
-from bert4rec.models.table import Table
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.objectives import ModelShape
 from bert4rec.threads import WorkerThreads
-from bert4rec.training import losses
-from bert4rec.training.batches import TASKS, Batch, cloze_task, make_batch
-from bert4rec.training.gradients import Gradients, clip_gradient, share_out
-from bert4rec.training.losses import make_loss
-from bert4rec.training.negatives import Negatives
+from bert4rec.training.batches import Batch, Sizes, make_batch
+from bert4rec.training.gradients import Gradients, clip_gradient, distribute
 from bert4rec.training.optimizer import Optimizer
 
+TRAINED = [name for name in MODELS if is_trained(MODELS[name])]
 
-def some_batch(config: Config, n_users: int = 120, size: Size = FOR_TRAINING) -> tuple[Batch, int]:
+
+def first_batch(split: Split, config: Config, size: MicrobatchSize = FOR_TRAINING) -> Batch:
+    """All sequences of the first stage."""
+    model = MODELS[config.model.name]
+    values = config.model.model_dump()
+    shape = ModelShape(split.n_items, values["max_len"], model.has_mask, values.get("n_targets", 1))
+    objective = config.stages[0].build(split.train, shape)
+    sequences = objective.sequences(np.random.default_rng(0))
+    return make_batch(
+        objective, sequences, split.n_items, torch.Generator().manual_seed(0), Sizes(size)
+    )
+
+
+def some_batch(
+    config: Config, n_users: int = 120, size: MicrobatchSize = FOR_TRAINING
+) -> tuple[Batch, int]:
     split = leave_one_out(random_histories(0, n_users=n_users))
-    task = cloze_task(split.train, split.n_items, config)
-    windows = task.windows(np.random.default_rng(0))
-    rows = np.arange(len(windows))
-    masks = torch.Generator().manual_seed(0)
-    batch = make_batch(task, windows, rows, split.n_items, masks, size)
-    return batch, split.n_items
+    return first_batch(split, config, size), split.n_items
 
 
-def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0):
+def gradients_on(
+    n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0
+) -> tuple[BERT4Rec, float]:
     torch.manual_seed(1)
     model = BERT4Rec(n_items, config.model).train()
-    loss = make_loss(config.training, np.ones(n_items, dtype=np.int64))
+    loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
     with WorkerThreads(n_workers) as workers:
         value = Gradients(model, loss, workers).add(batch, seed)
     return model, value
@@ -43,18 +57,16 @@ def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, see
 
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
 def test_the_gradient_is_that_of_the_whole_batch(n_workers: int) -> None:
-    config = small_config("dropout=0", "mask_ratio=0.4")
-    batch, n_items = some_batch(config, size=Size(200, 20))  # many pieces
-    assert len(batch.pieces) > 3
+    config = small_config("model.dropout=0", "stages.0.mask_ratio=0.4")
+    batch, n_items = some_batch(config, size=MicrobatchSize(200, 20))
+    assert len(batch.microbatches) > 3
     model, value = gradients_on(n_workers, config, batch, n_items)
     torch.manual_seed(1)
     plain = BERT4Rec(n_items, config.model).train()
-    hidden, targets = [], []
-    for piece in batch.pieces:
-        h = plain.hidden(piece.tokens).flatten(0, 1)[piece.at]  # all positions of all blocks
-        hidden.append(plain.head_norm(F.gelu(plain.head(h))))
-        targets.append(piece.targets)
-    logits = torch.cat(hidden) @ plain.items.weight[:n_items].T + plain.output_bias
+    logits = torch.cat(
+        [plain(each.tokens).flatten(0, 1)[each.positions] for each in batch.microbatches]
+    )
+    targets = [each.targets for each in batch.microbatches]
     expected = F.cross_entropy(logits, torch.cat(targets))
     expected.backward()
     assert value == pytest.approx(float(expected.detach()), rel=1e-5)
@@ -65,7 +77,7 @@ def test_the_gradient_is_that_of_the_whole_batch(n_workers: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_other_dropout() -> None:
-    config = small_config("dropout=0.3", "attention_dropout=0.2")
+    config = small_config("model.dropout=0.3", "model.attention_dropout=0.2")
     batch, n_items = some_batch(config)
     first, again, other = (gradients_on(2, config, batch, n_items, s) for s in (7, 7, 8))
     assert first[1] == again[1]
@@ -80,7 +92,7 @@ def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(losses, "SPARSE_FROM", 0)
-    config = small_config("loss=sampled-softmax", "n_negatives=4", "dropout=0")
+    config = small_config("loss.name=sampled-softmax", "loss.n_negatives=4", "model.dropout=0")
     batch, n_items = some_batch(config, n_users=3)
     model, _ = gradients_on(2, config, batch, n_items)
     gradient = model.items.weight.grad
@@ -88,17 +100,18 @@ def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(
     assert gradient.is_sparse
     before = model.items.weight.detach().clone()
     touched = set(gradient.coalesce().indices()[0].tolist())
-    Optimizer(model, config.training, is_sparse=True).step(0.01)
+    Optimizer(model, config.training.weight_decay, is_sparse=True).step(0.01)
     moved = (model.items.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
     assert set(moved) | {model.pad} == touched | {model.pad}  # padding has no say
     assert touched <= set(range(n_items + 2))
 
 
-def test_every_piece_is_given_out_once_and_fairly() -> None:
+def test_every_microbatch_is_distributed_once_and_fairly() -> None:
     batch, n_items = some_batch(small_config(), n_users=2000)
-    shares = share_out(batch.pieces, 2, n_items)
-    assert sorted(id(p) for share in shares for p in share) == sorted(map(id, batch.pieces))
-    work = [sum(p.tokens.numel() for p in share) for share in shares]
+    shares = distribute(batch.microbatches, 2, n_items)
+    found = sorted(id(each) for share in shares for each in share)
+    assert found == sorted(map(id, batch.microbatches))
+    work = [sum(each.tokens.numel() for each in share) for share in shares]
     assert max(work) < 1.5 * min(work)
 
 
@@ -127,48 +140,37 @@ def test_workers_take_their_share_of_the_cores_and_leave_others_alone() -> None:
 
 
 N_USERS = 20  # fewer than items
-N_FIXED = 3  # negatives that every position has, so that no division of the work changes a loss
+N_FIXED = 3  # negatives that every query has, so that no division of the work changes a loss
 
 
-def batch_of(kind: type[Learned], config: Config) -> tuple[Batch, Split]:
-    split = leave_one_out(random_histories(0, n_users=N_USERS))
-    task = TASKS[kind.task](split.train, split.n_items, config)
-    windows = task.windows(np.random.default_rng(0))
-    masks = torch.Generator().manual_seed(0)
-    rows = np.arange(len(windows))
-    batch = make_batch(task, windows, rows, split.n_items, masks, Size(80, 20))
-    assert len(batch.pieces) > 3
-    return batch, split
-
-
-def large_weights(kind: type[Learned], config: Config, n_items: int) -> Learned:
+def large_weights(config: Config, n_items: int) -> SequenceModel:
     torch.manual_seed(1)
-    model = kind(n_items, config.model, N_USERS).train()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model
+    cls = MODELS[config.model.name]
+    assert is_trained(cls)
+    return randomize(cls(n_items, config.model, N_USERS), 0.3).train()
 
 
-def plain_loss(model: Learned, batch: Batch, loss: str) -> torch.Tensor:
+def plain_loss(model: SequenceModel, batch: Batch, loss: str) -> torch.Tensor:
     total = torch.zeros(())
-    for piece in batch.pieces:
-        scores = model.output().all_scores(model.asked(piece.tokens, piece.at, piece.users))
+    for each in batch.microbatches:
+        encode = model.encode_prefixes if each.is_after else model.encode_queries
+        h = encode(each.tokens, each.positions, each.users)
+        scores = model.output().block_scores(h, 0, model.n_items)
         if loss == "cross-entropy":
-            total = total + F.cross_entropy(scores, piece.targets, reduction="sum")
+            total = total + F.cross_entropy(scores, each.targets, reduction="sum")
             continue
-        wanted = scores.gather(1, piece.targets[:, None])[:, 0]
-        counts = torch.arange(N_FIXED) != piece.targets[:, None]
+        wanted = scores.gather(1, each.targets[:, None])[:, 0]
+        counts = torch.arange(N_FIXED) != each.targets[:, None]
         unwanted = (F.logsigmoid(-scores[:, :N_FIXED]) * counts).sum()
         total = total - F.logsigmoid(wanted).sum() - unwanted
-    return total / batch.n_asked
+    return total / batch.n_queries
 
 
 def dense(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like) if gradient is None else gradient.to_dense()
 
 
-def assert_same_gradients(model: Learned, plain: Learned, n_times: int) -> None:
+def assert_same_gradients(model: SequenceModel, plain: SequenceModel, n_times: int) -> None:
     theirs = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         wanted = dense(theirs[name].grad, parameter)
@@ -180,7 +182,7 @@ def assert_same_gradients(model: Learned, plain: Learned, n_times: int) -> None:
     ("loss", "sparse_from"),
     [("cross-entropy", 0), ("bce", losses.SPARSE_FROM), ("bce", N_USERS + 1), ("bce", 0)],
 )
-@pytest.mark.parametrize("name", list(LEARNED))
+@pytest.mark.parametrize("name", TRAINED)
 def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_autograd(
     name: str, loss: str, sparse_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,19 +191,21 @@ def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_a
 
     monkeypatch.setattr(Negatives, "draw", fixed)
     monkeypatch.setattr(losses, "SPARSE_FROM", sparse_from)
-    config = small_config(
-        f"model.name={name}", f"loss={loss}", f"n_negatives={N_FIXED}", "dropout=0"
-    )
-    kind = LEARNED[name]
-    batch, split = batch_of(kind, config)
-    plain = large_weights(kind, config, split.n_items)
+    overrides = [f"model.name={name}", f"loss.name={loss}", "model.dropout=0"]
+    if loss == "bce":
+        overrides.append(f"loss.n_negatives={N_FIXED}")
+    config = small_config(*overrides)
+    split = leave_one_out(random_histories(0, n_users=N_USERS))
+    batch = first_batch(split, config, MicrobatchSize(80, 20))
+    assert len(batch.microbatches) > 3
+    plain = large_weights(config, split.n_items)
     expected = plain_loss(plain, batch, loss)
     expected.backward()
     for n_workers in (1, 2):
-        model = large_weights(kind, config, split.n_items)
-        tables = [module for module in model.modules() if isinstance(module, Table)]
+        model = large_weights(config, split.n_items)
+        tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
         with WorkerThreads(n_workers) as workers:
-            minimised = make_loss(config.training, split.train_counts)
+            minimised = make_loss(config.loss, split.train_counts)
             gradients = Gradients(model, minimised, workers)
             for table in tables:
                 assert table.sparse == (loss == "bce" and table.num_embeddings >= sparse_from)

@@ -1,13 +1,9 @@
 """Where a model is trained: what cannot be had is refused before anything starts."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
-from toys import cycle, small_config
+from toys import small_config
 
-from bert4rec.pipeline import train_recommender
 from bert4rec.training.hardware import bf16_times_faster, choose_hardware
 
 
@@ -33,15 +29,15 @@ def test_bf16_is_refused_where_it_crashes_or_is_slow_or_is_not_capped(
     times_faster: float | None, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    config = small_config("device=cpu", "precision=bf16").training
+    settings = small_config("device=cpu", "precision=bf16").training
     with pytest.raises(ValueError, match=complaint):
-        choose_hardware(config, lambda: times_faster)
+        choose_hardware(settings, lambda: times_faster)
 
 
 def test_bf16_is_used_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    config = small_config("device=cpu", "precision=bf16").training
-    hardware = choose_hardware(config, lambda: 2.0)
+    settings = small_config("device=cpu", "precision=bf16").training
+    hardware = choose_hardware(settings, lambda: 2.0)
     assert hardware.uses_bf16
     with hardware.autocast():
         assert torch.is_autocast_enabled("cpu")
@@ -50,25 +46,3 @@ def test_bf16_is_used_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_of_bf16_survives_whatever_happens() -> None:
     times_faster = bf16_times_faster()
     assert times_faster is None or times_faster > 0
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the compiler itself
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_model_learns_as_well(tmp_path: Path) -> None:
-    config = small_config(
-        "compile=true",
-        "epochs=3",
-        "second_stage.epochs=0",
-        "validate_every=3",
-        "workers=2",
-        "dropout=0",
-    )
-    compiled = train_recommender(cycle(), config, tmp_path / "compiled")
-    plain_config = config.model_copy(
-        update={"training": config.training.model_copy(update={"compile": False})}
-    )
-    plain = train_recommender(cycle(), plain_config, tmp_path / "plain")
-    ours, theirs = compiled.recommender.model.state(), plain.recommender.model.state()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-3, rtol=1e-2)

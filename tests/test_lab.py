@@ -1,5 +1,6 @@
-"""A lab: every model under one protocol, each run a process, whatever becomes of each of them."""
+"""A lab: every model under one protocol, each run in a process, whatever happens to it."""
 
+import fcntl
 import json
 import os
 import signal
@@ -10,39 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import cycle, quiet, sequences_of, small_config
+from toys import cycle, quiet, sequences_of
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
-from bert4rec.config import Config, load_config, recipe_names
+from bert4rec.config import RunConfig, load_config, recipe_names, resolve
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import leave_one_out
-from bert4rec.lab.budget import parse_budget
+from bert4rec.lab.budget import HARD_STOP, epochs_that_fit, fit_budget, parse_budget
 from bert4rec.lab.contenders import TITLES, choose_contenders, split_names
-from bert4rec.lab.one import _is_stopped_by_clock
-from bert4rec.lab.plan import Run, plan_lab
-from bert4rec.lab.run import run_lab
-from bert4rec.training.rehearsal import HARD_STOP, Pace, epochs_within, fit_into
+from bert4rec.lab.lab_directory import LabTerms, plan_lab
+from bert4rec.lab.run_lab import run_lab
+from bert4rec.lab.run_process import is_stopped_by_clock
+from bert4rec.training.timing import StageTime
 
 TINY = """
 [model]
 dim = 16
 max_len = 12
+layers = 1
 [training]
 batch_size = 16
-validation_users = 50
+validation_users = 20
+[[stages]]
+objective = "cloze"
 epochs = {epochs}
-[second_stage]
+[[stages]]
+objective = "last_item"
 epochs = {second}
 """
-BROKEN = "[training]\ndevice = 'mps'\n"  # a good setting, that this machine cannot do
+BROKEN = "[training]\ndevice = 'mps'\n"  # a good setting, but not on this machine
+TERMS = LabTerms("clicks.csv", n_seeds=2, minutes=0.5)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and settings files."""
     folder = tmp_path_factory.mktemp("lab")
-    histories = [cycle()[user] for user in range(120)]
+    histories = [cycle()[user] for user in range(40)]
     rows = [f"{user},{item},{i}" for user, h in enumerate(histories) for i, item in enumerate(h)]
     (folder / "clicks.csv").write_text("\n".join(["user,item,time", *rows]))
     (folder / "tiny.toml").write_text(TINY.format(epochs=3, second=1))
@@ -56,31 +62,26 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def command(out: str, models: str, *options: str) -> list[str]:
-    arguments = ["lab", "clicks.csv", "--models", models, "--out", out, "--set", "bootstrap=50"]
-    return [sys.executable, "-c", "from bert4rec.cli import main; main()", *arguments, *options]
+    arguments = ["lab", "clicks.csv", "--models", models, "--out", out]
+    return [sys.executable, "-m", "bert4rec", *arguments, *options]
 
 
-def run_command(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
+@pytest.fixture(scope="module")
+def lab(place: Path) -> Path:
+    """Two models with two seeds; a third is added, and fails."""
+    done = subprocess.run(
+        command("lab", "popularity,tiny.toml", "--seeds", "2", "--budget", "30s"),
         cwd=place,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=400,
     )
-
-
-@pytest.fixture(scope="module")
-def lab(place: Path) -> Path:
-    names = "popularity,markov,tiny.toml"
-    done = run_command(place, "lab", names, "--seeds", "2", "--budget", "10m")
     assert done.returncode == 0, done.stderr
     assert "report.html" in done.stdout
     lab = place / "lab"
-    # A further model is added to what is there. It will fail.
-    broken = choose_contenders([str(place / "broken.toml")], ["bootstrap=50"])
-    run_lab(lab, data_of(lab), broken, quiet(), data_name="clicks.csv", n_seeds=1, minutes=10)
+    broken = choose_contenders([str(place / "broken.toml")])
+    run_lab(lab, data_of(lab), broken, LabTerms("clicks.csv", 1, 0.5), quiet())
     return lab
 
 
@@ -100,21 +101,21 @@ def costs(lab: Path) -> dict[str, dict[str, Any]]:
 
 def test_every_contender_runs_with_every_seed_or_once_where_chance_has_no_part(lab: Path) -> None:
     done = {name for name, cost in costs(lab).items() if cost["status"] == "done"}
-    assert done == {"popularity/seed-0", "markov/seed-0", "tiny/seed-0", "tiny/seed-1"}
-    facts = read(lab / "lab.json")
-    assert facts["models"] == ["popularity", "markov", "tiny", "broken"]
+    assert done == {"popularity/seed-0", "tiny/seed-0", "tiny/seed-1"}
+    facts = read(lab / "lab.json")["facts"]
+    assert facts["models"] == ["popularity", "tiny", "broken"]
     assert facts["seeds"] == [0, 1]
-    for name in ("report.html", "report.md", "report.csv"):
+    for name in ("report.html", "report.json", "report.csv"):
         assert (lab / name).stat().st_size > 100
     one, two = (lab / "runs" / "tiny" / f"seed-{seed}" / "model.safetensors" for seed in (0, 1))
     assert one.read_bytes() != two.read_bytes()
 
 
 def test_costs_are_those_of_the_run(lab: Path) -> None:
-    tiny, counted = costs(lab)["tiny/seed-1"], costs(lab)["markov/seed-0"]
+    tiny, counted = (costs(lab)[name]["cost"] for name in ("tiny/seed-1", "popularity/seed-0"))
+    settings = costs(lab)["tiny/seed-1"]["settings"]
     assert tiny["epochs"] == 4  # both stages: the budget is larger than the recipe
-    assert tiny["settings"]["training.seed"] == 1
-    assert tiny["settings"]["training.minutes"] == pytest.approx(HARD_STOP * 10)
+    assert (settings["training.seed"], settings["stages.1.epochs"]) == (1, 1)
     assert 0 < tiny["training_seconds"] < 60
     assert counted["epochs"] is None
     assert (tiny["stopped_by_clock"], counted["stopped_by_clock"]) == (False, False)
@@ -124,7 +125,7 @@ def test_costs_are_those_of_the_run(lab: Path) -> None:
         assert 100 < cost["peak_memory_mb"] < 2000
 
 
-def test_a_model_that_fails_says_why_and_does_not_stop_the_others(lab: Path) -> None:
+def test_a_run_that_fails_says_why_and_does_not_stop_the_others(lab: Path) -> None:
     failed = costs(lab)["broken/seed-0"]
     assert failed["status"] == "failed"
     assert failed["error"].startswith("training.device = 'mps': torch finds none")
@@ -132,7 +133,17 @@ def test_a_model_that_fails_says_why_and_does_not_stop_the_others(lab: Path) -> 
     shown = CliRunner().invoke(app, ["lab", "--report-only", "--out", str(lab)])
     assert shown.exit_code == 0
     assert "failed: broken, seed 0: training.device = 'mps'" in shown.stderr
-    assert "Markov" in shown.stdout
+    assert "POP" in shown.stdout
+
+
+def test_the_table_is_printed_as_markdown_or_latex(lab: Path) -> None:
+    report = ["lab", "--report-only", "--out", str(lab)]
+    markdown = CliRunner().invoke(app, [*report, "--markdown"]).stdout
+    assert markdown.startswith("| model | HR@10 | NDCG@10 |")
+    latex = CliRunner().invoke(app, [*report, "--latex"]).stdout
+    assert latex.startswith(r"\begin{tabular}{lr")
+    both = CliRunner().invoke(app, [*report, "--latex", "--markdown"])
+    assert "choose one" in str(both.exception)
 
 
 def test_an_option_that_would_do_nothing_is_refused_by_name(tmp_path: Path) -> None:
@@ -148,53 +159,54 @@ def test_an_option_that_would_do_nothing_is_refused_by_name(tmp_path: Path) -> N
     [
         ({"cloze": 7}, 0, 60.0, True),
         ({"cloze": 10}, 0, 60.0, False),  # all epochs, however late
-        ({"cloze": 7}, 0, 30.0, False),  # its patience was over
+        ({"cloze": 7}, 0, 30.0, False),  # stopped by its patience
         ({"cloze": 10}, 5, 60.0, True),  # the second stage never began
-        ({"cloze": 7, "last-item": 5}, 5, 60.0, False),
+        ({"cloze": 7, "last_item": 5}, 5, 60.0, False),
     ],
 )
-def test_a_run_that_the_clock_stopped_is_told_from_one_that_had_learned_all_it_could(
-    tmp_path: Path, epochs: dict[str, int], second: int, seconds: float, is_stopped: bool
+def test_a_run_stopped_by_the_time_limit_is_distinguished_from_one_that_converged(
+    epochs: dict[str, int], second: int, seconds: float, is_stopped: bool
 ) -> None:
-    run = Run(tmp_path, "x", 0)
-    run.folder.mkdir(parents=True)
-    lines = [json.dumps({"stage": stage, "epoch": n}) for stage, n in epochs.items()]
-    (run.folder / "log.jsonl").write_text("\n".join(lines))
-    config = small_config("epochs=10", "minutes=1", f"second_stage.epochs={second}")
-    assert _is_stopped_by_clock(run, config, seconds) == is_stopped
-    assert not _is_stopped_by_clock(run, load_config("popularity", None, ["minutes=1"]), seconds)
+    config = two_stages("stages.0.epochs=10", f"stages.1.epochs={second}")
+    minutes = 1 / HARD_STOP
+    assert is_stopped_by_clock(config, epochs, seconds, minutes) == is_stopped
+    counted = resolve(load_config("popularity"), 8)
+    assert not is_stopped_by_clock(counted, {}, seconds, minutes)
 
 
-def test_what_is_done_is_kept_and_what_differs_is_refused(
+def two_stages(*overrides: str) -> RunConfig:
+    small = ["model.dim=8", "model.layers=1", "model.max_len=12", "training.batch_size=16"]
+    return resolve(load_config("bert4rec-2-stage", None, [*small, *overrides]), 8)
+
+
+def test_finished_runs_are_kept_and_other_settings_are_refused(
     lab: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
 
-    def again(*overrides: str, data: Any = None, minutes: float = 10) -> None:
-        names = ["popularity", "markov", "tiny.toml"]
-        contenders = choose_contenders(names, ["bootstrap=50", *overrides])
-        sequences = data or data_of(lab)
-        run_lab(lab, sequences, contenders, quiet(), data_name="x", n_seeds=2, minutes=minutes)
+    def repeat(*overrides: str, data: Any = None, minutes: float = 0.5) -> None:
+        contenders = choose_contenders(["popularity", "tiny.toml"], overrides)
+        run_lab(lab, data or data_of(lab), contenders, LabTerms("x", 2, minutes), quiet())
 
     def times() -> dict[Path, int]:
         files = (path for path in (lab / "runs").rglob("*") if path.is_file())
         return {path: path.stat().st_mtime_ns for path in files}
 
     before = times()
-    again()
-    again(minutes=5)  # another budget is for new models only
+    repeat()
+    repeat(minutes=0.25)  # another budget is for new models only
     assert times() == before
     with pytest.raises(ValueError, match=r"other settings: .*tiny \(model\.dim\)"):
-        again("model.dim=8")
+        repeat("model.dim=8")
     with pytest.raises(ValueError, match=r"different: evaluation\.exclude_seen\)"):
-        again("evaluation.exclude_seen=false")
+        repeat("evaluation.exclude_seen=false")
     with pytest.raises(ValueError, match="different: the data"):
-        again(data=sequences_of([[0, 1, 2, 3]] * 5, 4))
+        repeat(data=sequences_of([[0, 1, 2, 3]] * 5, 4))
     assert times() == before
-    assert read(lab / "lab.json")["models"] == ["popularity", "markov", "tiny", "broken"]
+    assert read(lab / "lab.json")["facts"]["models"] == ["popularity", "tiny", "broken"]
 
 
-def test_interrupted_in_mid_training_and_continued(
+def test_interrupted_in_mid_training_and_resumed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", ENVIRONMENT["OMP_NUM_THREADS"])
@@ -218,42 +230,40 @@ def test_interrupted_in_mid_training_and_continued(
     assert len(early.splitlines()) < 20
 
     lab = place / "interrupted"
-    again = choose_contenders([str(place / "long.toml")], ["bootstrap=50"])
-    run_lab(lab, data_of(lab), again, quiet(), data_name="clicks.csv", n_seeds=1, minutes=1)
+    contenders = choose_contenders([str(place / "long.toml")])
+    run_lab(lab, data_of(lab), contenders, LabTerms("clicks.csv", 1, 1), quiet())
     assert log.read_text().startswith(early)  # with the times of the first session
     assert (folder.parent / "epochs.json").read_text() == chosen
     assert read(folder / "cost.json")["status"] == "done"
 
 
 def test_one_process_at_a_time_works_in_a_lab(tmp_path: Path) -> None:
-    import fcntl
-
     contenders = choose_contenders(["popularity"])
     (tmp_path / "lab").mkdir()
     with (tmp_path / "lab" / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another process is at work"):
-            run_lab(tmp_path / "lab", cycle(), contenders, quiet(), data_name="x")
+            run_lab(tmp_path / "lab", cycle(), contenders, TERMS, quiet())
 
 
 def test_nothing_is_touched_where_something_else_than_a_lab_is(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(ValueError, match="something else than a lab"):
-        run_lab(tmp_path, cycle(), choose_contenders(["popularity"]), quiet(), data_name="x")
+    with pytest.raises(ValueError, match="not empty and not a lab"):
+        run_lab(tmp_path, cycle(), choose_contenders(["popularity"]), TERMS, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
 def test_a_start_that_was_killed_while_writing_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / ".lab.json.123.tmp").write_text("{")
-    plan_lab(tmp_path, cycle(), choose_contenders(["popularity"]), data_name="x")
-    assert read(tmp_path / "lab.json")["models"] == ["popularity"]
+    plan_lab(tmp_path, cycle(), choose_contenders(["popularity"]), TERMS)
+    assert read(tmp_path / "lab.json")["facts"]["models"] == ["popularity"]
 
 
 def test_a_plan_keeps_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[model]\ndim = 8\n")
     names = split_names([f"popularity, {tmp_path / 'mine.toml'}", "markov"])
     contenders = choose_contenders(names, ["layers=1"])
-    plan_lab(tmp_path / "lab", cycle(), contenders, data_name="x")
+    plan_lab(tmp_path / "lab", cycle(), contenders, TERMS)
     plans = {
         name: read(tmp_path / "lab" / "runs" / name / "plan.json") for name in ("markov", "mine")
     }
@@ -267,14 +277,14 @@ def test_a_plan_keeps_what_was_typed(tmp_path: Path) -> None:
 def test_runs_that_only_failed_are_planned_anew_with_other_settings(tmp_path: Path) -> None:
     def plan(*overrides: str) -> dict[str, Any]:
         contenders = choose_contenders(["demo"], overrides)
-        plan_lab(tmp_path / "lab", cycle(), contenders, data_name="x", n_seeds=1)
-        return read(tmp_path / "lab" / "runs" / "demo" / "plan.json")["settings"]
+        plan_lab(tmp_path / "lab", cycle(), contenders, TERMS)
+        return read(tmp_path / "lab" / "runs" / "demo" / "plan.json")["config"]["model"]
 
-    assert "model.dim" not in plan()
+    assert plan()["dim"] != 8
     failed = tmp_path / "lab" / "runs" / "demo" / "seed-0" / "cost.json"
     failed.parent.mkdir()
     failed.write_text('{"status": "failed"}')
-    assert plan("model.dim=8")["model.dim"] == 8
+    assert plan("model.dim=8")["dim"] == 8
     assert not failed.exists()
 
 
@@ -283,7 +293,7 @@ def test_overwriting_replaces_the_models_named_and_other_data_replaces_all(tmp_p
 
     def plan(*names: str, data: Sequences | None = None, overwrite: bool = True) -> list[str]:
         contenders = choose_contenders(names)
-        plan_lab(lab, data or cycle(), contenders, data_name="x", overwrite=overwrite)
+        plan_lab(lab, data or cycle(), contenders, LabTerms("x", overwrite=overwrite))
         return sorted(path.parts[-3] for path in lab.glob("runs/*/seed-0/manifest.json"))
 
     plan("popularity", "markov")
@@ -292,9 +302,9 @@ def test_overwriting_replaces_the_models_named_and_other_data_replaces_all(tmp_p
         (lab / "runs" / name / "seed-0" / "manifest.json").write_text("{}")
     assert plan("popularity", overwrite=False) == ["markov", "popularity"]
     assert plan("popularity") == ["markov"]
-    assert read(lab / "lab.json")["models"] == ["popularity", "markov"]
+    assert read(lab / "lab.json")["facts"]["models"] == ["popularity", "markov"]
     assert plan("popularity", data=sequences_of([[0, 1, 2, 3]] * 5, 4)) == []
-    assert read(lab / "lab.json")["models"] == ["popularity"]
+    assert read(lab / "lab.json")["facts"]["models"] == ["popularity"]
     assert (lab / "runs.old" / "markov" / "seed-0" / "manifest.json").exists()  # nothing is lost
     plan("popularity")
     assert (lab / "runs.old2").is_dir()
@@ -323,8 +333,8 @@ def test_contenders_are_checked_before_anything_runs(tmp_path: Path) -> None:
         choose_contenders(["popularity", "sasrek"])
     mine, namesake, own_data = (tmp_path / n for n in ("mine.toml", "markov.toml", "data.toml"))
     mine.write_text("[model]\nname = 'nothing'\n")
-    with pytest.raises(ValueError, match=r"mine: model\.name is 'nothing': choose one of"):
-        plan_lab(tmp_path / "lab", cycle(), choose_contenders([str(mine)]), data_name="x")
+    with pytest.raises(ValueError, match=r"model\.name is 'nothing': choose one of"):
+        choose_contenders([str(mine)])
     namesake.write_text("[model]\ndim = 8\n")
     with pytest.raises(ValueError, match="another model named 'markov'"):
         choose_contenders([str(namesake)])
@@ -338,58 +348,76 @@ def test_contenders_are_checked_before_anything_runs(tmp_path: Path) -> None:
         choose_contenders(["popularity"], ["minutes=3"])
 
 
+def test_an_override_applies_to_the_models_that_have_the_setting() -> None:
+    chosen = choose_contenders(["popularity", "sasrec"], ["model.heads=2", "k_core=5"])
+    popularity, sasrec = (each.config for each in chosen)
+    assert "heads" not in popularity.model.model_dump()
+    assert sasrec.model.model_dump()["heads"] == 2
+    assert popularity.data.k_core == sasrec.data.k_core == 5
+    with pytest.raises(ValueError, match=r"unknown setting 'model\.dimm' \(did you mean 'dim'"):
+        choose_contenders(["popularity", "sasrec"], ["model.dimm=8"])
+
+
 def test_the_default_set_is_shipped_and_comes_in_the_order_of_a_table() -> None:
     assert set(TITLES) <= set(recipe_names())
     chosen = choose_contenders(["demo", "all"], ["model.max_len=30"])
     assert [each.name for each in chosen] == [*TITLES, "demo"]
-    assert {each.config.model.max_len for each in chosen} == {30}
+    assert {getattr(each.config.model, "max_len", 30) for each in chosen} == {30}
 
 
-def fitted(pace: Pace, minutes: float, *overrides: str) -> tuple[Config, float]:
-    found = fit_into(load_config("default", None, overrides), pace, minutes)
+def fitted(minutes: float, times: list[tuple[float, float]], *overrides: str) -> tuple[Any, float]:
+    """The stages of a config for stages with these (seconds per epoch, per validation)."""
+    found = epochs_that_fit(
+        two_stages(*overrides), [StageTime(epoch / 10, 10, v) for epoch, v in times], minutes
+    )
     return found.config, found.seconds
 
 
+ONE = "stages.1.epochs=0"
+
+
 def test_epochs_fill_the_budget_and_never_exceed_it_or_the_recipe() -> None:
-    pace = Pace(epoch=10.0, validation=1.0)
     for minutes in (1, 2, 7, 20, 33.3):
-        config, seconds = fitted(pace, minutes, "epochs=1000")
+        _, seconds = fitted(minutes, [(10.0, 1.0)], "stages.0.epochs=1000", ONE)
         assert seconds == pytest.approx(60 * minutes, abs=0.08 * 60 * minutes + 12)
         assert seconds <= 60 * minutes
-        assert config.training.minutes == HARD_STOP * minutes
-    assert fitted(pace, 600, "epochs=30")[0].training.epochs == 30
+    config, _ = fitted(600, [(10.0, 1.0)], "stages.0.epochs=30", ONE)
+    assert [stage.epochs for stage in config.stages] == [30]
 
 
 def test_the_second_stage_gets_its_share_of_the_budget() -> None:
-    pace = Pace(epoch=10.0, validation=0.1, second_stage_epoch=5.0)
-    config, seconds = fitted(pace, 20, "epochs=1000", "second_stage.epochs=1000")
-    assert config.second_stage.epochs * 5.0 == pytest.approx(0.3 * seconds, rel=0.05)
-    left_over, _ = fitted(pace, 20, "epochs=10", "second_stage.epochs=1000")
-    assert left_over.second_stage.epochs > 2 * config.second_stage.epochs
+    times = [(10.0, 0.1), (5.0, 0.1)]
+    config, seconds = fitted(20, times, "stages.0.epochs=1000", "stages.1.epochs=1000")
+    assert config.stages[1].epochs * 5.0 == pytest.approx(0.3 * seconds, rel=0.05)
+    left_over, _ = fitted(20, times, "stages.0.epochs=10", "stages.1.epochs=1000")
+    assert left_over.stages[1].epochs > 2 * config.stages[1].epochs
 
 
-def test_validations_are_neither_too_few_nor_too_dear() -> None:
-    few, _ = fitted(Pace(epoch=10.0, validation=0.1), 3, "epochs=1000", "validate_every=10")
-    assert few.training.epochs // few.training.validate_every >= 8
-    dear, _ = fitted(Pace(epoch=1.0, validation=2.0), 20, "epochs=9999", "validate_every=1")
-    every = dear.training.validate_every
-    assert 2.0 / (every * 1.0 + 2.0) <= 0.15
-    assert 2.0 / ((every - 1) * 1.0 + 2.0) > 0.15
-    usual, _ = fitted(Pace(epoch=1.0, validation=0.01), 20, "epochs=9999", "validate_every=10")
-    assert usual.training.validate_every == 10
+def test_validations_are_neither_too_few_nor_too_expensive() -> None:
+    def every(minutes: float, epoch: float, validation: float, wanted: int) -> tuple[int, int]:
+        given = ["stages.0.epochs=9999", f"training.validate_every={wanted}", ONE]
+        config, _ = fitted(minutes, [(epoch, validation)], *given)
+        return config.training.validate_every, config.stages[0].epochs
+
+    often, epochs = every(3, 10.0, 0.1, 10)
+    assert epochs // often >= 8
+    seldom, _ = every(20, 1.0, 2.0, 1)
+    assert 2.0 / (seldom * 1.0 + 2.0) <= 0.15
+    assert 2.0 / ((seldom - 1) * 1.0 + 2.0) > 0.15
+    assert every(20, 1.0, 0.01, 10)[0] == 10
 
 
 def test_a_budget_that_one_epoch_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="one pass over the training data takes about 10"):
-        fitted(Pace(epoch=600.0, validation=1.0), 5)
+        fitted(5, [(600.0, 1.0)], ONE)
 
 
-def test_a_rehearsal_gives_fewer_epochs_for_a_smaller_budget() -> None:
-    config = small_config("workers=1", "epochs=100000", "second_stage.epochs=100000")
+def test_a_smaller_budget_gives_fewer_epochs() -> None:
+    config = two_stages("workers=1", "stages.0.epochs=100000", "stages.1.epochs=100000")
     split = leave_one_out(cycle())
-    # Far apart, as a loaded machine may be several times slower in one rehearsal than the other.
-    small, large = (epochs_within(split, config, minutes) for minutes in (0.05, 10))
-    assert 1 <= small.training.epochs < large.training.epochs < 100_000
-    assert 1 <= small.second_stage.epochs < large.second_stage.epochs < 100_000
-    fits_itself = load_config("popularity")
-    assert epochs_within(split, fits_itself, 1) == fits_itself
+    # Far apart, since a loaded machine may be several times slower in one timing than the other.
+    small, large = (fit_budget(split, config, minutes).config.stages for minutes in (0.05, 10))
+    for one, two in zip(small, large, strict=True):
+        assert 1 <= one.epochs < two.epochs < 100_000
+    counted = resolve(load_config("popularity"), 8)
+    assert fit_budget(split, counted, 1).config == counted

@@ -8,33 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert4rec.config import TrainingConfig, load_config
-from bert4rec.models.output import Products
-from bert4rec.training import full_softmax, losses
-from bert4rec.training.formulas import gbce_beta
-from bert4rec.training.losses import CrossEntropy, Loss, make_loss
-from bert4rec.training.negatives import Negatives, by_popularity, random_groups
+from bert4rec.losses import LOSSES, Loss, LossSettings, full_softmax, make_loss, sampled
+from bert4rec.losses.cross_entropy import CrossEntropy
+from bert4rec.losses.formulas import gbce_beta
+from bert4rec.losses.negatives import Negatives, by_popularity, random_groups
+from bert4rec.models.output import DotProduct
 
 DIM = 16
 OF_GRU4REC = ["top1", "top1-max", "bpr-max"]
-SAMPLED = ["sampled-softmax", "in-batch", "bce", "gbce", "bpr", *OF_GRU4REC]
+SAMPLED = [name for name in LOSSES if name not in ("auto", "cross-entropy")]
 
 
 class Case:
     """Random vectors, an output layer with two rows that are no items, and targets."""
 
-    def __init__(self, n_asked: int, n_items: int, size: float = 1.0) -> None:
-        generator = torch.Generator().manual_seed(n_asked + n_items)
-        self.h = size * torch.randn(n_asked, DIM, generator=generator)
+    def __init__(self, n_queries: int, n_items: int, size: float = 1.0) -> None:
+        generator = torch.Generator().manual_seed(n_queries + n_items)
+        self.h = size * torch.randn(n_queries, DIM, generator=generator)
         self.weight = nn.Parameter(torch.randn(n_items + 2, DIM, generator=generator))
         self.bias = nn.Parameter(torch.randn(n_items, generator=generator))
-        self.targets = torch.randint(0, n_items, (n_asked,), generator=generator)
+        self.targets = torch.randint(0, n_items, (n_queries,), generator=generator)
 
     def gradients(self, loss: Loss, seed: int = 0) -> tuple[torch.Tensor, ...]:
         self.weight.grad = self.bias.grad = None
         generator = torch.Generator().manual_seed(seed)
         value, grad_h = loss(
-            self.h, Products(self.weight, self.bias), self.targets, share=0.5, generator=generator
+            self.h, DotProduct(self.weight, self.bias), self.targets, scale=0.5, generator=generator
         )
         assert self.weight.grad is not None
         assert self.bias.grad is not None
@@ -63,14 +62,14 @@ def assert_exact(case: Case, memory: int) -> None:
 
 @pytest.mark.parametrize("memory", [2**26, 2**16])  # enough to go over the items once, or twice
 @pytest.mark.parametrize(
-    ("n_asked", "n_items"), [(1, 2), (7, 100), (700, 3416), (90, 54_542), (3, 1_000_000)]
+    ("n_queries", "n_items"), [(1, 2), (7, 100), (700, 3416), (90, 54_542), (3, 1_000_000)]
 )
-def test_cross_entropy_is_the_plain_one(n_asked: int, n_items: int, memory: int) -> None:
-    assert_exact(Case(n_asked, n_items), memory)
+def test_cross_entropy_is_the_plain_one(n_queries: int, n_items: int, memory: int) -> None:
+    assert_exact(Case(n_queries, n_items), memory)
 
 
 @pytest.mark.slow
-def test_five_million_items_within_the_memory_setting() -> None:
+def test_five_million_items_within_bounded_memory() -> None:
     assert_exact(Case(2, 5_000_000), 2**20)
 
 
@@ -90,9 +89,9 @@ def test_gradients_are_added_to_what_is_there() -> None:
     once = case.gradients(CrossEntropy())
     value, _ = CrossEntropy()(
         case.h,
-        Products(case.weight, case.bias),
+        DotProduct(case.weight, case.bias),
         case.targets,
-        share=0.5,
+        scale=0.5,
         generator=torch.Generator(),
     )
     assert case.weight.grad is not None
@@ -118,12 +117,15 @@ def test_only_one_tile_is_held_when_memory_is_short(monkeypatch: pytest.MonkeyPa
     assert sum(sizes) == 2 * 600 * 20_000
 
 
-def training(loss: str, **changes: object) -> TrainingConfig:
-    settings = load_config().training
-    return settings.model_copy(update={"loss": loss, **changes})
+def settings_of(name: str, **values: object) -> LossSettings:
+    """Of the values those that this loss has."""
+    cls = LOSSES[name]
+    has = {key: value for key, value in values.items() if key in cls.model_fields}
+    settings: LossSettings = cls.model_validate({"name": name, **has})
+    return settings
 
 
-def of_one_position(
+def of_one_query(
     name: str, wanted: torch.Tensor, scores: torch.Tensor, expected: torch.Tensor, beta: float
 ) -> torch.Tensor:
     """The definition of a loss: the target's score, those of K negatives, and K · their shares."""
@@ -147,23 +149,25 @@ def of_one_position(
 
 
 def assert_is_the_formula(
-    case: Case, config: TrainingConfig, counts: np.ndarray, items: list[torch.Tensor]
+    case: Case, settings: LossSettings, counts: np.ndarray, items: list[torch.Tensor]
 ) -> None:
-    """The loss of `config` is the definition for each position with its negatives `items`."""
-    ours = case.gradients(make_loss(config, counts), seed=5)
+    """The loss of `settings` is the definition for each query with its negatives `items`."""
+    ours = case.gradients(make_loss(settings, counts), seed=5)
     h = case.h.clone().requires_grad_()
     weight, bias = (p.detach().clone().requires_grad_() for p in (case.weight, case.bias))
-    is_drawn = "in-batch" not in (config.loss, config.negatives)
-    share_of_item = torch.from_numpy((counts + is_drawn) ** config.negatives_power).float()
+    values = settings.model_dump()
+    is_drawn = "in-batch" not in (settings.name, values.get("negatives"))
+    share_of_item = torch.from_numpy((counts + is_drawn) ** values.get("power", 1.0)).float()
     share_of_item = share_of_item / share_of_item.sum()
+    is_gbce = settings.name == "gbce"
+    beta = gbce_beta(values["n_negatives"], len(counts), 0.75) if is_gbce else 1.0
     total = torch.zeros(())
     for i, target in enumerate(case.targets.tolist()):
         others = items[i][items[i] != target]
         wanted = h[i] @ weight[target] + bias[target]
         scores = weight[others] @ h[i] + bias[others]
-        beta = gbce_beta(config.n_negatives, len(counts), 0.75) if config.loss == "gbce" else 1.0
         expected = len(items[i]) * share_of_item[others]
-        total = total + of_one_position(config.loss, wanted, scores, expected, beta)
+        total = total + of_one_query(settings.name, wanted, scores, expected, beta)
     plain = (0.5 * total).detach(), *torch.autograd.grad(0.5 * total, (h, weight, bias))
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine.isfinite().all()
@@ -174,25 +178,19 @@ def assert_is_the_formula(
 @pytest.mark.parametrize("k", [3, 100])
 @pytest.mark.parametrize("power", [1.0, 0.5])
 def test_sampled_gradients_are_those_of_the_formula(name: str, k: int, power: float) -> None:
-    """Against the definition, written out for one position at a time, with the same draws."""
+    """Against the definition, written out for one query at a time, with the same draws."""
     if name == "in-batch" and power != 1:
         pytest.skip("draws nothing")
     case, counts = Case(6, 40, size=0.5), np.arange(1, 41)
-    is_shared = k >= losses.SHARED_FROM
+    is_shared = k >= sampled.SHARED_FROM
     drawn = Negatives((counts + 1) ** power).draw(
         (1 if is_shared else 6, k), torch.Generator().manual_seed(5)
     )
     items = [drawn[0 if is_shared else i] for i in range(6)]
     if name == "in-batch":
         items = [torch.cat([case.targets[:i], case.targets[i + 1 :]]) for i in range(6)]
-    config = training(
-        name,
-        n_negatives=k,
-        negatives="popularity",
-        negatives_power=power,
-        bpr_max_penalty=0.7,
-    )
-    assert_is_the_formula(case, config, counts, items)
+    settings = settings_of(name, n_negatives=k, negatives="popularity", power=power, penalty=0.7)
+    assert_is_the_formula(case, settings, counts, items)
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLED if name != "in-batch"])
@@ -201,41 +199,41 @@ def test_sampled_gradients_are_those_of_the_formula(name: str, k: int, power: fl
 def test_negatives_of_the_batch_are_the_targets_of_others(
     name: str, k: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "AT_ONCE", at_once)
-    n_asked, n_items = 10, 8  # some targets occur twice
-    case, counts = Case(n_asked, n_items, size=0.5), np.arange(1, n_items + 1)
-    groups = random_groups(n_asked, k, torch.Generator().manual_seed(5))
-    items: list[torch.Tensor] = [torch.empty(0)] * n_asked
-    for place, position in enumerate(groups.flatten()[:n_asked].tolist()):
+    monkeypatch.setattr(sampled, "AT_ONCE", at_once)
+    n_queries, n_items = 10, 8  # some targets occur twice
+    case, counts = Case(n_queries, n_items, size=0.5), np.arange(1, n_items + 1)
+    groups = random_groups(n_queries, k, torch.Generator().manual_seed(5))
+    items: list[torch.Tensor] = [torch.empty(0)] * n_queries
+    for place, position in enumerate(groups.flatten()[:n_queries].tolist()):
         group = groups[place // groups.shape[1]]
         items[position] = case.targets[group[group != position]]
-    config = training(name, n_negatives=k, negatives="in-batch", bpr_max_penalty=0.7)
-    assert_is_the_formula(case, config, counts, items)
+    settings = settings_of(name, n_negatives=k, negatives="in-batch", penalty=0.7)
+    assert_is_the_formula(case, settings, counts, items)
 
 
-def test_groups_hold_every_position_once_and_none_twice_in_a_group() -> None:
-    for n_asked, k in ((1, 5), (10, 3), (12, 3), (5, 9)):
-        groups = random_groups(n_asked, k, torch.Generator().manual_seed(1))
-        assert groups.shape[1] == min(k + 1, n_asked)
-        assert sorted(groups.flatten()[:n_asked].tolist()) == list(range(n_asked))
+def test_groups_hold_every_query_once_and_none_twice_in_a_group() -> None:
+    for n_queries, k in ((1, 5), (10, 3), (12, 3), (5, 9)):
+        groups = random_groups(n_queries, k, torch.Generator().manual_seed(1))
+        assert groups.shape[1] == min(k + 1, n_queries)
+        assert sorted(groups.flatten()[:n_queries].tolist()) == list(range(n_queries))
         assert all(len(set(group)) == len(group) for group in groups.tolist())
 
 
 @pytest.mark.parametrize("name", ["bpr", *OF_GRU4REC])
 @pytest.mark.parametrize("negatives", ["uniform", "in-batch"])
-def test_a_position_whose_negatives_are_all_its_target_learns_nothing(
+def test_a_query_whose_negatives_are_all_its_target_learns_nothing(
     name: str, negatives: str
 ) -> None:
     case = Case(4, 1)  # one item: it is the target and every negative
-    config = training(name, n_negatives=3, negatives=negatives)
-    for each in case.gradients(make_loss(config, np.ones(1, dtype=np.int64))):
+    settings = settings_of(name, n_negatives=3, negatives=negatives)
+    for each in case.gradients(make_loss(settings, np.ones(1, dtype=np.int64))):
         assert not each.any()  # and no NaN, which would be true
 
 
 @pytest.mark.parametrize("name", OF_GRU4REC)
 def test_extreme_scores_give_finite_gradients(name: str) -> None:
     case = Case(6, 40, size=1000.0)
-    loss = make_loss(training(name, n_negatives=100), np.ones(40, dtype=np.int64))
+    loss = make_loss(settings_of(name, n_negatives=100), np.ones(40, dtype=np.int64))
     assert all(each.isfinite().all() for each in case.gradients(loss))
 
 
@@ -253,7 +251,9 @@ def test_sampled_softmax_nears_the_full_one_as_negatives_grow() -> None:
     full = float(case.plain()[0])
     gaps = []
     for k in (64, 512, 20_000):
-        loss = make_loss(training("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64))
+        loss = make_loss(
+            settings_of("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64)
+        )
         values = [float(case.gradients(loss, seed)[0].detach()) for seed in range(40)]
         gaps.append(full - float(np.mean(values)))
     assert abs(gaps[2]) < 0.01 * full
@@ -278,7 +278,7 @@ def test_gbce_runs_from_bce_to_full_calibration() -> None:
 
 def test_sampled_gradients_leave_other_rows_alone() -> None:
     case = Case(3, 30_000)
-    loss = make_loss(training("bce", n_negatives=2), np.ones(30_000, dtype=np.int64))
+    loss = make_loss(settings_of("bce", n_negatives=2), np.ones(30_000, dtype=np.int64))
     *_, weight, _ = case.gradients(loss)
     assert loss.is_sparse
     assert 3 <= int(weight.abs().sum(1).count_nonzero()) <= 9

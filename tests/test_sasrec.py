@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from toys import randomize
 
-from bert4rec.config import ModelConfig, load_config
-from bert4rec.models.sasrec import CausalBlock, SASRec
-from bert4rec.training.losses import Sampled, make_loss
+from bert4rec.config import load_config
+from bert4rec.losses import make_loss
+from bert4rec.losses.sampled import BCESettings, Sampled
+from bert4rec.models.sasrec import CausalBlock, SASRec, SASRecSettings
+from bert4rec.scoring import log_probabilities_of, score_rows
 
 N_ITEMS, DIM, MAX_LEN, PAD = 7, 4, 6, 7
 HISTORY = [3, 0, 5, 5, 1]
-STRANGERS = torch.tensor([-1])
+UNKNOWN = torch.tensor([-1])
 Vector = list[float]
 
 
 def random_model(heads: int = 2, dropout: float = 0.0, attention_dropout: float = 0.0) -> SASRec:
     torch.manual_seed(3)
-    config = ModelConfig(
+    settings = SASRecSettings(
         dim=DIM,
         heads=heads,
         layers=2,
@@ -27,16 +30,12 @@ def random_model(heads: int = 2, dropout: float = 0.0, attention_dropout: float 
         dropout=dropout,
         attention_dropout=attention_dropout,
     )
-    model = SASRec(N_ITEMS, config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.7)
-    return model
+    return randomize(SASRec(N_ITEMS, settings), 0.7)
 
 
 def vectors_at(model: SASRec, tokens: list[int], at: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        return model.asked(torch.tensor([tokens]), torch.tensor(at), STRANGERS)
+        return model.encode_queries(torch.tensor([tokens]), torch.tensor(at), UNKNOWN)
 
 
 def dot(a: Vector, b: Vector) -> float:
@@ -150,13 +149,13 @@ def test_both_ways_to_attend_are_one_where_nothing_is_dropped(heads: int) -> Non
     fused = vectors_at(model, HISTORY, [0, 2, 4])
     model.train()
     for block in model.blocks:
-        assert not block.attention_dropout.keeps_all  # so the fused kernel is not used
+        assert not block.attention_dropout.is_identity  # so the fused kernel is not used
         block.attention_dropout.forward = lambda probabilities: probabilities
     torch.testing.assert_close(vectors_at(model, HISTORY, [0, 2, 4]), fused, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.4])
-def test_nothing_behind_an_asked_position_changes_its_vector(attention_dropout: float) -> None:
+def test_nothing_behind_a_query_position_changes_its_vector(attention_dropout: float) -> None:
     model = random_model(attention_dropout=attention_dropout)
     Masks(model, len(HISTORY), is_training=attention_dropout > 0)  # the same ones every time
     everywhere = vectors_at(model, HISTORY, [0, 1, 2, 3, 4])
@@ -169,11 +168,11 @@ def test_nothing_behind_an_asked_position_changes_its_vector(attention_dropout: 
     assert (vectors_at(model, changed, [4])[0] - everywhere[4]).abs().max() > 1e-3
 
 
-def test_asked_everywhere_is_every_prefix_scored_and_a_score_is_a_product_without_bias() -> None:
+def test_a_query_everywhere_is_every_prefix_scored_and_a_score_is_a_product_without_bias() -> None:
     model = random_model()
     h = vectors_at(model, HISTORY, [0, 1, 2, 3, 4])
     for n in range(1, len(HISTORY) + 1):
-        scores = model.score(STRANGERS, torch.tensor([HISTORY[:n]]))[0]
+        scores = score_rows(model, UNKNOWN, torch.tensor([HISTORY[:n]]))[0]
         expected = [
             dot(h[n - 1].tolist(), model.items.weight[item].tolist()) for item in range(N_ITEMS)
         ]
@@ -181,28 +180,26 @@ def test_asked_everywhere_is_every_prefix_scored_and_a_score_is_a_product_withou
 
 
 def test_of_a_longer_history_the_last_items_are_read() -> None:
-    model = random_model()
+    model, items = random_model(), list(range(N_ITEMS))
     long = [2, 6, 4, *HISTORY, 2]
-    last = torch.tensor([long[-MAX_LEN:]])
-    torch.testing.assert_close(
-        model.score(STRANGERS, torch.tensor([long])), model.score(STRANGERS, last)
-    )
+    found = log_probabilities_of(model, model, [long, long[-MAX_LEN:]], items)
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_the_loss_of_the_recipe_is_the_papers_with_one_drawn_negative() -> None:
     """-log σ(r⁺) - log(1 - σ(r⁻)) (Eq. 7); a negative that is the target does not count."""
-    training = load_config("sasrec", None, []).training
-    assert (training.loss, training.n_negatives, training.negatives) == ("bce", 1, "uniform")
-    loss = make_loss(training, np.arange(1, N_ITEMS + 1))
+    settings = load_config("sasrec").loss
+    assert settings == BCESettings(n_negatives=1, negatives="uniform")
+    loss = make_loss(settings, np.arange(1, N_ITEMS + 1))
     assert isinstance(loss, Sampled)
     model = random_model()
     rows = model.items.weight.tolist()
     with torch.no_grad():
         tokens = torch.tensor([HISTORY] * 8)
-        h = model.asked(tokens, torch.arange(tokens.numel()), STRANGERS.expand(8))
+        h = model.encode_queries(tokens, torch.arange(tokens.numel()), UNKNOWN.expand(8))
     targets = torch.arange(len(h)) % N_ITEMS
     value, gradient = loss(
-        h, model.output(), targets, share=0.5, generator=torch.Generator().manual_seed(4)
+        h, model.output(), targets, scale=0.5, generator=torch.Generator().manual_seed(4)
     )
     drawn = loss.negatives.draw((len(h), 1), torch.Generator().manual_seed(4))[:, 0].tolist()
     assert set(drawn) == set(range(N_ITEMS))

@@ -37,6 +37,7 @@ ORDER = [
     "serving",
     "training",
     "distributed",
+    "run_checks",
     "pipeline",
     "compression",
     "lab",

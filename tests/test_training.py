@@ -1,56 +1,87 @@
-"""The training loop: schedule, early stopping, best weights, the second stage, what is shown."""
+"""The training loop: schedule, early stopping, best weights, stages, what is printed and logged."""
 
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from toys import cycle, quiet, random_histories, sequences_of, small_config
 
-from bert4rec.config import ModelConfig
+from bert4rec import config as config_module
+from bert4rec.config import load_config
 from bert4rec.data.splits import leave_one_out
-from bert4rec.evaluation.evaluate import full_ranks
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.pipeline import train_recommender
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.objectives import ClozeStage
+from bert4rec.pipeline import Outcome, RunOptions, train_recommender
 from bert4rec.recommender import Recommender
-from bert4rec.training import loop, progress
-from bert4rec.training import settled as settled_by
-from bert4rec.training.loop import Stage, unreachable_note, validation_sample
+from bert4rec.run_checks import unreachable_note
+from bert4rec.scoring import rank_held_out
+from bert4rec.training import optimizer, run_log
+from bert4rec.training.loop import RunDirectory, Stage, TrainingLoop
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.replica import copy_of
+from bert4rec.training.replica import Replica, StepResult, copy_of
+from bert4rec.training.setup import build_stages, stage_names, validation_users
 
-CYCLE = ("learning_rate=5e-3", "dropout=0", "evaluation.exclude_seen=false")
+CYCLE = ("stages.0.learning_rate=5e-3", "dropout=0", "evaluation.exclude_seen=false")
+ONE_STAGE = "stages.1.epochs=0"
+ALONE = RunOptions(baselines=False)
 
 
-def events_of(run: Path) -> list[dict[str, float]]:
+def trained(run: Path, *overrides: str, console: Console | None = None) -> Outcome:
+    config = small_config(*overrides)
+    outcome = train_recommender(random_histories(0), config, run, ALONE, console=console or quiet())
+    assert outcome is not None
+    return outcome
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def test_the_learning_rate_warms_up_and_decays_to_nothing() -> None:
-    stage = Stage("cloze", None, 1, 0.1, 9, None)  # type: ignore[arg-type]
-    rates = [loop._learning_rate(stage, step, 100) for step in range(101)]
+def test_the_learning_rate_warms_up_and_decays_to_nothing(tmp_path: Path) -> None:
+    batches = SimpleNamespace(steps_per_epoch=100)
+    stage = Stage("cloze", ClozeStage(epochs=1, learning_rate=0.1), cast(Any, batches))
+    training = small_config("warmup_steps=9").training
+    nothing = cast(Any, None)
+    loop = TrainingLoop(nothing, [stage], None, training, RunDirectory(tmp_path, {}), nothing)
+    rates = []
+    for loop.progress.step in range(101):
+        rates.append(loop._learning_rate(stage))
     assert rates[0] == pytest.approx(0.01)
     assert max(rates) == rates[9] == pytest.approx(0.1 * 0.91)
     assert rates[50] == pytest.approx(0.05)
     assert rates[100] == 0
 
 
-def test_training_ends_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
-    """In the middle of an epoch, with a learning rate that has come down to nothing."""
-    config = small_config("epochs=50", "training.steps=7", "second_stage.epochs=0")
-    train_recommender(random_histories(0), config, tmp_path / "model", console=quiet())
-    last = events_of(tmp_path / "model")[-1]
-    assert last["step"] == 7
-    assert last["learning_rate"] == 0
+def test_a_stage_ends_with_a_learning_rate_of_zero(tmp_path: Path) -> None:
+    trained(tmp_path / "model", "stages.0.epochs=3", "stages.1.epochs=2")
+    last_of_stage = {event["stage"]: event for event in events_of(tmp_path / "model")}
+    assert [event["epoch"] for event in last_of_stage.values()] == [3, 2]
+    assert all(event["learning_rate"] == 0 for event in last_of_stage.values())
+
+
+def test_stages_are_named_by_their_objective() -> None:
+    assert stage_names(small_config()) == ["cloze", "last_item"]
+    assert stage_names(small_config("stages.0.epochs=0")) == ["last_item"]
+    assert stage_names(small_config(recipe="demo")) == ["next_item 1", "next_item 2"]
+
+
+def test_a_stage_without_epochs_is_left_out() -> None:
+    split = leave_one_out(random_histories(0))
+    stages = build_stages(small_config("stages.0.epochs=0"), split, n_workers=1)
+    assert [stage.settings.objective for stage in stages] == ["last_item"]
 
 
 def test_weight_decay_spares_biases_and_layer_norm() -> None:
-    model = BERT4Rec(10, ModelConfig(dim=8))
-    config = small_config("weight_decay=0.3").training
-    (adamw,) = Optimizer(model, config, is_sparse=False).optimizers
+    model = BERT4Rec(10, cast(Any, small_config().model))
+    (adamw,) = Optimizer(model, 0.3, is_sparse=False).optimizers
     decayed, spared = adamw.param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.3
@@ -71,8 +102,8 @@ def test_large_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyP
         step(self)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", watched)
-    config = small_config("epochs=2", "second_stage.epochs=0", "clip_norm=1e-3")
-    train_recommender(random_histories(0), config, tmp_path / "model", console=quiet())
+    monkeypatch.setattr(optimizer, "CLIP_NORM", 1e-3)
+    trained(tmp_path / "model", "stages.0.epochs=2", ONE_STAGE)
     assert norms
     assert max(norms) <= 1.001e-3
 
@@ -83,55 +114,94 @@ def test_best_weights_are_kept_and_the_second_stage_starts_from_them(
     """The saved model scores the best NDCG@10 of the log on the validation sample, to the bit."""
     starts: list[dict[str, torch.Tensor]] = []
     bests: list[dict[str, torch.Tensor]] = []
-    step = loop._Trainer._step
+    step = TrainingLoop._step
 
-    def watched(self: loop._Trainer, *arguments: torch.Tensor) -> float:
+    def watched(self: TrainingLoop, *arguments: Any) -> StepResult:
         if self.progress.stage == 1 and self.progress.step == 0:
+            assert isinstance(self.trainee, Replica)
             starts.append(copy_of(self.trainee.model))
             bests.append(dict(self.trainee.best))
         return step(self, *arguments)
 
-    monkeypatch.setattr(loop._Trainer, "_step", watched)
+    monkeypatch.setattr(TrainingLoop, "_step", watched)
     sequences = cycle()
-    config = small_config("epochs=25", "validate_every=1", "second_stage.epochs=8", *CYCLE)
-    outcome = train_recommender(sequences, config, tmp_path / "model", console=quiet())
+    config = small_config("stages.0.epochs=25", "validate_every=1", "stages.1.epochs=8", *CYCLE)
+    run = tmp_path / "model"
+    outcome = train_recommender(sequences, config, run, ALONE, console=quiet())
+    assert outcome is not None
     assert all(torch.equal(starts[0][name], bests[0][name]) for name in starts[0])
+    events = events_of(run)
+    held_out = validation_users(leave_one_out(sequences), config)
+    assert held_out is not None
+    ranks = rank_held_out(outcome.recommender.model, held_out, exclude_seen=False)
+    best = max(event["ndcg@10"] for event in events)
+    assert float(METRICS["NDCG"](ranks, 10).mean()) == best
+    assert outcome.recommender.about["training"]["best_validation_ndcg@10"] == best
+    assert {e["stage"] for e in events} == {"cloze", "last_item"}
+
+
+def test_stages_are_kept_beside_the_model_on_request(tmp_path: Path) -> None:
+    """Each file is the best so far: the last one is the model."""
+    run, options = tmp_path / "model", RunOptions(baselines=False, keep_stages=True)
+    config = small_config("stages.0.epochs=2", "stages.1.epochs=2")
+    outcome = train_recommender(random_histories(0), config, run, options, console=quiet())
+    assert outcome is not None
+    first, last = (load_file(run / f"stage-{n}.safetensors") for n in (0, 1))
+    model = outcome.recommender.model
+    assert isinstance(model, SequenceModel)
+    assert first.keys() == last.keys() == model.state().keys()
+    assert all(torch.equal(last[name], tensor) for name, tensor in model.state().items())
+
+
+def test_training_on_the_validation_items_keeps_the_last_weights(tmp_path: Path) -> None:
+    """No validation is left to choose by: the log has losses only, of all epochs that were due."""
+    settings = ("on_validation=true", "validate_every=2", "stages.1.epochs=2")
+    outcome = trained(tmp_path / "model", "stages.0.epochs=3", *settings)
     events = events_of(tmp_path / "model")
-    questions = validation_sample(leave_one_out(sequences), config)
-    ranks = full_ranks(outcome.recommender.model, questions, exclude_seen=False)
-    assert float(METRICS["NDCG"](ranks, 10).mean()) == max(e["ndcg@10"] for e in events)
-    assert {e["stage"] for e in events} == {"cloze", "last-item"}
+    assert [(e["stage"], e["epoch"]) for e in events] == [
+        ("cloze", 2),
+        ("cloze", 3),
+        ("last_item", 2),
+    ]
+    assert not any("ndcg@10" in event for event in events)
+    facts = outcome.recommender.about["training"]
+    assert facts["best_validation_ndcg@10"] is None
+    assert (facts["best_stage"], facts["best_epoch"]) == (1, 2)
 
 
 def test_early_stopping_counts_validations_without_a_better_result(tmp_path: Path) -> None:
-    config = small_config(
-        "epochs=50", "learning_rate=1e-9", "validate_every=1", "patience=3", "second_stage.epochs=0"
-    )
-    train_recommender(random_histories(0), config, tmp_path / "model", console=quiet())
+    settings = ("stages.0.learning_rate=1e-9", "validate_every=1", "stages.0.patience=3")
+    trained(tmp_path / "model", "stages.0.epochs=50", ONE_STAGE, *settings)
     events = events_of(tmp_path / "model")
     best = max(range(len(events)), key=lambda i: (events[i]["ndcg@10"], -i))
     assert len(events) == best + 1 + 3 < 50
 
 
 def test_a_stage_that_has_nothing_to_train_on_is_left_out(tmp_path: Path) -> None:
-    """Three actions a user leave one to train on: enough for the Cloze task, not for a prefix."""
+    """Three actions per user leave one to train on: enough for `cloze`, not for a prefix."""
     sequences = sequences_of([[i % 7, (i + 1) % 7, (i + 2) % 7] for i in range(30)], 7)
     screen = io.StringIO()
-    config = small_config("epochs=2")
-    train_recommender(sequences, config, tmp_path / "model", console=Console(file=screen))
-    assert "last-item: left out" in screen.getvalue()
+    config, console = small_config("stages.0.epochs=2"), Console(file=screen)
+    train_recommender(sequences, config, tmp_path / "model", ALONE, console=console)
+    assert "last_item: left out" in screen.getvalue()
+
+
+def test_a_first_stage_that_has_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
+    sequences = sequences_of([[i % 7, (i + 1) % 7, (i + 2) % 7] for i in range(30)], 7)
+    config = small_config("stages.0.epochs=0")
+    with pytest.raises(ValueError, match="no history is long enough to train on"):
+        train_recommender(sequences, config, tmp_path / "model", ALONE, console=quiet())
 
 
 def test_plain_lines_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "PLAIN_LINE_EVERY", 0.0)
+    monkeypatch.setattr(run_log, "PLAIN_LINE_EVERY", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, width=200)
-    config = small_config("epochs=2", "second_stage.epochs=0")
-    train_recommender(random_histories(0), config, tmp_path / "model", console=console)
+    trained(tmp_path / "model", "stages.0.epochs=2", ONE_STAGE, console=console)
     lines = screen.getvalue().splitlines()
-    assert lines[0].startswith("memory plan: ")
+    assert lines[0].startswith("memory estimate: ")
     assert "= parameters " in lines[0]
     steps = [line for line in lines if "min left" in line]
     assert steps
@@ -143,8 +213,7 @@ def test_plain_lines_where_there_is_no_terminal(
 def test_a_live_display_on_a_terminal(tmp_path: Path) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=160, force_terminal=True)
-    config = small_config("epochs=3", "second_stage.epochs=0")
-    train_recommender(random_histories(0), config, tmp_path / "model", console=console)
+    trained(tmp_path / "model", "stages.0.epochs=3", ONE_STAGE, console=console)
     for word in ("cloze", "seq/s", "loss", "━"):
         assert word in screen.getvalue()
 
@@ -152,9 +221,9 @@ def test_a_live_display_on_a_terminal(tmp_path: Path) -> None:
 def test_tensorboard_gets_the_same_numbers_on_request(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = small_config("epochs=4", "second_stage.epochs=0")
-    run = tmp_path / "model"
-    train_recommender(random_histories(0), config, run, tensorboard=True, console=quiet())
+    config, run = small_config("stages.0.epochs=4", ONE_STAGE), tmp_path / "model"
+    options = RunOptions(baselines=False, tensorboard=True)
+    train_recommender(random_histories(0), config, run, options, console=quiet())
     board = EventAccumulator(str(run / "tensorboard"))
     board.Reload()
     shown = [event.value for event in board.Scalars("cloze/ndcg@10")]
@@ -162,19 +231,21 @@ def test_tensorboard_gets_the_same_numbers_on_request(tmp_path: Path) -> None:
 
 
 def test_repeated_targets_are_pointed_out_before_training() -> None:
-    questions = leave_one_out(cycle()).validation
-    note = unreachable_note(questions, exclude_seen=True)
+    held_out = leave_one_out(cycle()).validation
+    note = unreachable_note(held_out, exclude_seen=True)
     assert note is not None
     assert "evaluation.exclude_seen=false" in note
-    assert unreachable_note(questions, exclude_seen=False) is None
+    assert unreachable_note(held_out, exclude_seen=False) is None
     fresh = leave_one_out(sequences_of([[0, 1, 2, 3]] * 5, 4)).validation
     assert unreachable_note(fresh, exclude_seen=True) is None
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
-    config = small_config("epochs=3", "learning_rate=1e30", "warmup_steps=0", "clip_norm=1e30")
-    with pytest.raises(ValueError, match=r"lower training\.learning_rate"):
-        train_recommender(random_histories(0), config, tmp_path / "model", console=quiet())
+def test_a_loss_that_is_not_a_number_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "CLIP_NORM", 1e30)
+    with pytest.raises(ValueError, match="lower the stage's learning_rate"):
+        trained(tmp_path / "model", "stages.0.learning_rate=1e30", "warmup_steps=0")
 
 
 def test_too_little_data_says_so(tmp_path: Path) -> None:
@@ -192,19 +263,20 @@ def test_too_little_data_says_so(tmp_path: Path) -> None:
         (8, 8, "sampled-softmax", 4),
     ],
 )
-def test_auto_is_settled_by_the_number_of_items(
+def test_auto_is_resolved_by_the_number_of_items(
     many: int, large: int, loss: str, gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model keeps what it was trained with, so that a resume and a reader see the same."""
-    monkeypatch.setattr(settled_by, "MANY", many)
-    monkeypatch.setattr(settled_by, "LARGE", large)
-    config = small_config("training.loss=auto", "training.epochs=1")
-    outcome = train_recommender(
-        cycle(n_items=8), config, tmp_path, console=quiet(), baselines=False
-    )
+    monkeypatch.setattr(config_module, "SHARP_FROM", many)
+    monkeypatch.setattr(config_module, "SAMPLED_FROM", large)
+    overrides = ["loss.name=auto", "model.head_gain=auto", "stages.0.epochs=1", ONE_STAGE]
+    overrides += ["model.dim=16", "model.max_len=12"]
+    config = load_config("bert4rec-2-stage", None, overrides)
+    outcome = train_recommender(cycle(n_items=8), config, tmp_path, ALONE, console=quiet())
+    assert outcome is not None
     saved = Recommender.load(tmp_path).config
     assert saved == outcome.recommender.config
-    is_sampled = loss == "sampled-softmax"
-    assert saved.training.loss == loss
-    assert saved.training.negatives == ("popularity" if is_sampled else "uniform")
-    assert saved.model.head_gain == gain
+    assert saved.loss.name == loss
+    negatives = "popularity" if loss == "sampled-softmax" else None
+    assert getattr(saved.loss, "negatives", None) == negatives
+    assert getattr(saved.model, "head_gain", None) == gain

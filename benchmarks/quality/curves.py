@@ -1,6 +1,9 @@
-"""Draw both learning curves: validation NDCG@10 against minutes of training.
+"""Draw validation NDCG@10 against minutes, from the JSON files of docs/results/quality.
 
-python benchmarks/quality/curves.py docs/results/quality/time-to-quality.json PICTURE.png
+    python benchmarks/quality/curves.py
+
+draws docs/images/learning-curves.png, of the kept runs, and docs/images/time-to-quality.png, ours
+and RecTools'.
 """
 
 import argparse
@@ -13,23 +16,55 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from quality_page import DATA, DOCS, RESULTS, TITLES, runs_of
 
+RUN_COLOURS = {"both": "#2f6fde", "both-held": "#2f6fde", "sasrec+-held": "#e07b39"}
 COLOURS = {"ours": "#2f6fde", "rectools": "#e07b39"}
 AIM_COLOUR = "#8590a6"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("result", type=Path, help="JSON of time_to_quality.py")
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("--images", type=Path, default=DOCS / "images")
     arguments = parser.parse_args()
-    result = json.loads(arguments.result.read_text(encoding="utf-8"))
-    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axes = plt.subplots(figsize=(9, 4.2))
-    draw(axes, result)
+    arguments.images.mkdir(parents=True, exist_ok=True)
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, grid = plt.subplots(1, 2, figsize=(11, 3.8))
+    for axes, (data, title) in zip(grid, DATA.items(), strict=True):
+        draw_runs(axes, data, title)
+    grid[0].set_ylabel("validation NDCG@10, all items ranked")
     figure.tight_layout()
-    arguments.picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(arguments.picture, dpi=130)
+    figure.savefig(arguments.images / "learning-curves.png", dpi=130)
+    plt.rcParams.update({"font.size": 11})
+    figure, axes = plt.subplots(figsize=(9, 4.2))
+    draw(axes, json.loads((RESULTS / "time-to-quality.json").read_text(encoding="utf-8")))
+    figure.tight_layout()
+    figure.savefig(arguments.images / "time-to-quality.png", dpi=130)
+
+
+def draw_runs(axes: Axes, data: str, title: str) -> None:
+    """The first seed of every kept run on one data set."""
+    for name, runs in runs_of(data).items():
+        points = [event for event in runs[0]["curve"] if "ndcg@10" in event]
+        if not points:
+            continue  # nothing was held out to validate on
+        minutes = [event["seconds"] / 60 for event in points]
+        ndcg = [event["ndcg@10"] for event in points]
+        label = TITLES[name].replace("*", "").split(" (")[0].split(",")[0]
+        n_cores = runs[0]["training"]["threads"]
+        label += f", {n_cores} core{'s' * (n_cores > 1)}"
+        axes.plot(minutes, ndcg, "o-", color=RUN_COLOURS.get(name), markersize=3, label=label)
+        first = [event for event in points if event["stage"] == points[0]["stage"]]
+        if len(first) < len(points):
+            start = first[-1]["seconds"] / 60
+            axes.axvline(start, color="#b8bcc6", linestyle=":", linewidth=1)
+            axes.text(start, 0, " second stage", color="#8590a6", va="bottom", fontsize=9)
+    axes.set_title(title, loc="left", weight="bold")
+    axes.set_xlabel("minutes, validations included")
+    axes.set_xlim(0)
+    axes.set_ylim(0)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.08))
 
 
 def draw(axes: Axes, result: dict[str, Any]) -> None:

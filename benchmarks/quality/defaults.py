@@ -9,13 +9,11 @@ is not asked for (`--data`, `--recipes`) stays as it is in that file.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from ablations import HERE, finished, is_done, kept
+from trial import RESULTS, TRIALS, published_part, run_trial, trials_of
 
-OUT = HERE.parents[1] / "docs" / "results" / "quality" / "defaults.json"
+OUT = RESULTS / "defaults.json"
 DATA = {
     "MovieLens-1M": "ml-1m/ml-1m.txt.gz",
     "Beauty (54,542 items)": "beauty/beauty.txt.gz",
@@ -28,8 +26,8 @@ RECIPES = {
     "sasrec+": [
         "model.dim=64",
         "model.max_len=100",
-        "training.patience=5",
-        "training.loss=auto",
+        "stages.0.patience=5",
+        "loss.name=auto",
     ],
 }
 
@@ -37,27 +35,23 @@ RECIPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trials", type=Path, default=Path("runs/trials.jsonl"))
+    parser.add_argument("--trials", type=Path, default=TRIALS)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     arguments = parser.parse_args()
     wanted = [(data, recipe) for data in arguments.data for recipe in arguments.recipes]
     for data, recipe in wanted:
-        path, name, changes = arguments.folder / DATA[data], name_of(data, recipe), RECIPES[recipe]
-        if not path.is_file() or is_done(name, recipe, changes, arguments.trials):
-            continue
-        command = [sys.executable, str(HERE / "trial.py"), str(path), name]
-        command += ["--recipe", recipe, "--out", str(arguments.trials)]
-        command += [word for change in changes for word in ("--set", change)]
-        subprocess.run(command, check=True)
-    found = finished(arguments.trials)
+        path = arguments.folder / DATA[data]
+        if path.is_file():
+            run_trial(path, name_of(data, recipe), recipe, RECIPES[recipe], arguments.trials)
+    found = trials_of(arguments.trials)
     before = json.loads(OUT.read_text()) if OUT.is_file() else {}
     table: dict[str, dict[str, dict]] = {}
     for data in DATA:
         for recipe in RECIPES:
             name = name_of(data, recipe)
             if (data, recipe) in wanted and name in found:
-                table.setdefault(data, {})[recipe] = kept(found[name])
+                table.setdefault(data, {})[recipe] = published_part(found[name])
             elif (data, recipe) not in wanted and recipe in before.get(data, {}):
                 table.setdefault(data, {})[recipe] = before[data][recipe]
     OUT.write_text(json.dumps(table, indent=1) + "\n")

@@ -44,10 +44,19 @@ TITLES = {
     "sasrec+": "SASRec+, on validation items too",
 }
 OWN_RECIPE = {"MovieLens-1M": "ml-1m", "Beauty (54,542 items)": "beauty"}  # with both stages kept
-STAGES = {
-    "next-item": "after the first stage",
-    "last-item": "after the second stage",
-    "next-item, sees before": "after the first stage, as *BERT4Rec-causal*",
+CASES = {
+    "ml1m": "ML-1M, the last 50 items, 6 + 3 epochs",
+    "ml1m200": "ML-1M, the last 200 items, 6 + 3 epochs",
+    "beauty": "Beauty, `best-beauty`",
+}
+INITIALIZATIONS = {"near": "local", "identity": "identity, deleted since"}  # of cb200a4
+FIRST, SECOND = "after the first stage", "after the second stage"
+FIRST_CAUSAL = "after the first stage, as *BERT4Rec-causal*"
+# As stages.py names them, and as it did before revision cb200a4.
+STAGES = {"stage-0": FIRST, "stage-1": SECOND, "stage-0, causal": FIRST_CAUSAL} | {
+    "next-item": FIRST,
+    "last-item": SECOND,
+    "next-item, sees before": FIRST_CAUSAL,
 }
 
 
@@ -157,8 +166,8 @@ def stages_table(data: str) -> list[str]:
         if not stages:
             continue
         cells = []
-        for questions, protocol, metric in shown:
-            values = [stage[questions][protocol][metric]["value"] for stage in stages]
+        for held_out, protocol, metric in shown:
+            values = [stage[held_out][protocol][metric]["value"] for stage in stages]
             cells.append(number(sum(values) / len(values)))
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += [
@@ -170,8 +179,8 @@ def stages_table(data: str) -> list[str]:
         b, a = (STAGES[part] for part in name.split(" against "))
         for seed in seeds:
             cells = [f"{b} − {a}", str(seed["recipe"]["training"]["seed"])]
-            for questions in ("validation", "test"):
-                differences = seed["gains"][name][questions]["full"]
+            for held_out in ("validation", "test"):
+                differences = seed["gains"][name][held_out]["full"]
                 one = next(each for each in differences if each["metric"] == "NDCG@10")
                 low, high = number(one["low"], True), number(one["high"], True)
                 cells.append(f"{number(one['difference'], True)} ({low} to {high})")
@@ -215,7 +224,8 @@ def defaults_table() -> list[str]:
         if own is None:
             cells.append("–")
         else:
-            full = own["stages"]["last-item"]["validation"]["full"]
+            stages = {STAGES[name]: stage for name, stage in own["stages"].items()}
+            full = stages[SECOND]["validation"]["full"]
             ndcg, hit = (number(full[metric]["value"]) for metric in ("NDCG@10", "HR@10"))
             cells.append(f"{ndcg}, {hit}")
         lines.append("| " + " | ".join(cells) + " |")
@@ -239,6 +249,26 @@ def time_table() -> list[str]:
     return lines
 
 
+def initialization_table() -> list[str]:
+    """Means over the seeds; the names are those of the revision that was run."""
+    found = load("initialization.json")
+    if found is None:
+        return ["Not measured."]
+    values: dict[tuple[str, str], list[float]] = {}
+    for trial in found["trials"]:
+        case = (trial["name"].split("-")[0], trial["initialization"])
+        values.setdefault(case, []).append(trial["validation"]["full"]["NDCG@10"])
+    lines = [
+        "| | initialization | seeds | validation NDCG@10, mean | by seed |",
+        "|---|---|---:|---:|---|",
+    ]
+    for (case, chosen), ndcg in values.items():
+        by_seed = ", ".join(map(number, ndcg))
+        title = f"{CASES[case]} | `{INITIALIZATIONS.get(chosen, chosen)}`"
+        lines.append(f"| {title} | {len(ndcg)} | {number(sum(ndcg) / len(ndcg))} | {by_seed} |")
+    return lines
+
+
 TABLES = {
     "verdicts": verdicts_table,
     "results-ml-1m": lambda: results_table("ml-1m"),
@@ -247,6 +277,7 @@ TABLES = {
     "stages-beauty": lambda: stages_table("beauty"),
     "ablations-ml-1m": lambda: ablations_table("ml-1m"),
     "ablations-beauty": lambda: ablations_table("beauty"),
+    "initialization": initialization_table,
     "defaults": defaults_table,
     "time": time_table,
 }

@@ -1,7 +1,7 @@
 """The learning curve of RecTools' BERT4Rec, in its own environment; `time_to_quality.py` starts it.
 
 The model trains by its own `fit`; a Lightning callback stops the clock at the end of an epoch and
-asks the validation questions of the torch module, as the library's `recommend` does: the last known
+ranks the validation items by the torch module, as the library's `recommend` does: the last known
 items, [MASK] after them, padding before them. The settings are those of its authors' published
 replication; what is not named in them is the library's default.
 """
@@ -32,12 +32,12 @@ PUBLISHED = {
     "mask_prob": 0.15,
     "loss": "softmax",
 }
-AT_ONCE = 256  # questions scored together
+AT_ONCE = 256  # histories scored together
 MISSED = np.iinfo(np.int64).max
 
 
-class Questions:
-    """What our code wrote: training histories, validation histories and their right answers."""
+class SplitFile:
+    """What our code wrote: training histories, validation histories and their targets."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path, allow_pickle=False) as file:
@@ -65,10 +65,10 @@ def dataset_of(histories: list[np.ndarray]) -> Dataset:
     return Dataset.construct(table)
 
 
-class Asked:
-    """The questions in RecTools' own item numbers; known only after `fit` has numbered them."""
+class EncodedHeldOut:
+    """The held-out users in RecTools' own item numbers, which are known only after `fit`."""
 
-    def __init__(self, model: BERT4RecModel, questions: Questions) -> None:
+    def __init__(self, model: BERT4RecModel, split: SplitFile) -> None:
         preparator = model.data_preparator
         self.first_item = preparator.n_item_extra_tokens
         known = preparator.item_id_map.to_internal
@@ -77,8 +77,8 @@ class Asked:
             """-1 for an item that it never saw: it keeps the last 100 of each history only."""
             return known.reindex(items).fillna(-1).to_numpy(dtype=np.int64)
 
-        self.targets = internal(questions.targets)
-        self.seen = [row[row >= 0] for row in map(internal, questions.histories)]
+        self.targets = internal(split.targets)
+        self.seen = [row[row >= 0] for row in map(internal, split.histories)]
         length = preparator.session_max_len
         mask = preparator.extra_token_ids["MASK"]
         self.inputs = torch.zeros((len(self.seen), length), dtype=torch.long)
@@ -119,16 +119,16 @@ class Curve(pytorch_lightning.Callback):
         self,
         log: CurveLog,
         every: int,
-        ask: Callable[[], Asked],
+        encode: Callable[[], EncodedHeldOut],
         about: Callable[[], dict[str, Any]],
     ) -> None:
-        self.curve_log, self.every, self.ask, self.about = log, every, ask, about
+        self.curve_log, self.every, self.encode, self.about = log, every, encode, about
         self.paused = 0.0
 
     def on_train_start(self, trainer, module) -> None:
-        self.asked = self.ask()
+        self.held_out = self.encode()
         n_parameters = sum(weights.numel() for weights in module.torch_model.parameters())
-        n_unknown = int((self.asked.targets < 0).sum())
+        n_unknown = int((self.held_out.targets < 0).sum())
         facts = {"n_parameters": n_parameters, "n_unknown_targets": n_unknown}
         self.curve_log.begin(self.about() | facts)
         self.started = time.monotonic()
@@ -142,10 +142,10 @@ class Curve(pytorch_lightning.Callback):
         loss = None if loss is None else float(loss)
         said = f"rectools: epoch {epoch}" + ("" if loss is None else f"  loss {loss:.3f}")
         if epoch % self.every == 0 or is_over:
-            ranks = self.asked.ranks(module.torch_model)
+            ranks = self.held_out.ranks(module.torch_model)
             is_hit = ranks <= 10
             ndcg = float((is_hit / np.log2(np.where(is_hit, ranks, 1) + 1.0)).mean())
-            why_over = self.curve_log.point(
+            reason = self.curve_log.point(
                 epoch,
                 ndcg,
                 float(is_hit.mean()),
@@ -155,8 +155,8 @@ class Curve(pytorch_lightning.Callback):
                 loss=loss,
             )
             said += f"  validation NDCG@10 {ndcg:.4f}  HR@10 {is_hit.mean():.4f}"
-            if why_over:
-                self.curve_log.end(why_over)
+            if reason:
+                self.curve_log.end(reason)
                 trainer.should_stop = True
         print(f"{said}  {seconds / 60:.1f} min", flush=True)
         self.paused += time.monotonic() - stopped
@@ -165,13 +165,13 @@ class Curve(pytorch_lightning.Callback):
 def main() -> None:
     load_before = round(os.getloadavg()[0], 2)
     parser = curve_arguments(__doc__)
-    parser.add_argument("questions", type=Path, help=".npz of time_to_quality.py")
+    parser.add_argument("split", type=Path, help=".npz of time_to_quality.py")
     parser.add_argument("--every", type=int, default=1, help="epochs between two validations")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     pytorch_lightning.seed_everything(arguments.seed)
-    questions = Questions(arguments.questions)
+    split = SplitFile(arguments.split)
     log = CurveLog(arguments.log, arguments.aim, arguments.minutes)
 
     def about() -> dict[str, Any]:
@@ -186,15 +186,15 @@ def main() -> None:
             "date": time.strftime("%Y-%m-%d"),
             "minutes": arguments.minutes,
             "settings": {**PUBLISHED, **defaults, "seed": arguments.seed},
-            "n_questions": len(questions.targets),
-            "n_items": questions.n_items,
+            "n_held_out": len(split.targets),
+            "n_items": split.n_items,
         }
 
     def trainer() -> pytorch_lightning.Trainer:
         return pytorch_lightning.Trainer(
             accelerator="cpu",
             max_epochs=1_000_000,  # the callback ends it
-            callbacks=[Curve(log, arguments.every, lambda: Asked(model, questions), about)],
+            callbacks=[Curve(log, arguments.every, lambda: EncodedHeldOut(model, split), about)],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -202,7 +202,7 @@ def main() -> None:
         )
 
     model = BERT4RecModel(**PUBLISHED, recommend_torch_device="cpu", get_trainer_func=trainer)
-    model.fit(dataset_of(questions.train))
+    model.fit(dataset_of(split.train))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python benchmarks/quality/time_to_quality.py ml-1m.txt.gz --recipe best-ml-1m
 
 The tools train one after the other, each alone on all cores, on the same histories without their
-last two items, and are asked the same questions: the item before the last, among all items but the
-seen ones, for every user. A tool goes on until a validation reaches --aim or --minutes of training
-are over. Time of validations counts for neither. Every point is in `--logs` as soon as it is known;
-when a run was killed, `--from-logs` writes what there is. The test items are read by nobody.
+last two items, and validated on the same held-out users: the item before the last, among all items
+but the seen ones, for every user. A tool trains until a validation reaches --aim or --minutes of
+training are over. Time of validations counts for neither. Every point is in `--logs` as soon as it
+is known; when a run was killed, `--from-logs` writes what there is. The test items are not read.
 """
 
 import argparse
@@ -20,9 +20,9 @@ import numpy as np
 from curve_log import minutes_to, read_curve
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
-from compare import BENCH, machine
+from compare import machine
 from environments import ready_python
-from shapes import REPOSITORY
+from shapes import BENCH, REPOSITORY
 
 from bert4rec.config import load_config
 from bert4rec.data.sources import open_data
@@ -41,10 +41,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=120, help="most minutes of training")
     parser.add_argument("--only", choices=TOOLS, help="run one tool; the other stays as in --out")
     parser.add_argument(
-        "--to-the-end", action="store_true", help="ours goes on after --aim, within --minutes"
+        "--to-the-end", action="store_true", help="ours continues after --aim, within --minutes"
     )
     parser.add_argument("--from-logs", action="store_true", help="run nothing, write --out")
-    parser.add_argument("--every", type=int, default=1, help="epochs of RecTools a validation")
+    parser.add_argument("--every", type=int, default=1, help="epochs of RecTools per validation")
     parser.add_argument("--seed", type=int, default=0, help="of both tools")
     parser.add_argument("--environments", type=Path, default=BENCH, help="folder of peers' venvs")
     parser.add_argument("--logs", type=Path, default=REPOSITORY / "runs" / "time-to-quality")
@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_questions(arguments: argparse.Namespace, path: Path) -> None:
+def write_split(arguments: argparse.Namespace, path: Path) -> None:
     """The split as plain arrays for a process that does not have our package."""
     config = load_config(arguments.recipe, None, arguments.overrides)
     sequences = open_data(arguments.data)
@@ -82,9 +82,9 @@ def command_of(tool: str, arguments: argparse.Namespace, log: Path) -> list[str]
     told = ["--aim", arguments.aim, "--minutes", arguments.minutes, "--seed", arguments.seed]
     if tool == "rectools":
         python = ready_python("rectools", arguments.environments.resolve())
-        questions = log.with_name("questions.npz")
-        write_questions(arguments, questions)
-        script, words = "rectools_curve.py", [questions, "--every", arguments.every]
+        held_out = log.with_name("held-out.npz")
+        write_split(arguments, held_out)
+        script, words = "rectools_curve.py", [held_out, "--every", arguments.every]
     else:
         python, script = Path(sys.executable), "ours_curve.py"
         words = [arguments.data, "--recipe", arguments.recipe]
@@ -96,15 +96,13 @@ def command_of(tool: str, arguments: argparse.Namespace, log: Path) -> list[str]
 def merged(
     before: dict[str, Any] | None, curves: dict[str, dict[str, Any]], aim: float, data: str
 ) -> dict[str, Any]:
-    """New curves beside those of other tools that were asked the same."""
-    facts = {
-        (curve["about"]["n_questions"], curve["about"]["n_items"]) for curve in curves.values()
-    }
-    (n_questions, n_items) = facts.pop()
-    asked = {"data": data, "n_questions": n_questions, "n_items": n_items, "aim": aim}
-    if facts or (before is not None and any(before[key] != asked[key] for key in asked)):
+    """New curves beside those of other tools on the same held-out users."""
+    facts = {(curve["about"]["n_held_out"], curve["about"]["n_items"]) for curve in curves.values()}
+    (n_held_out, n_items) = facts.pop()
+    same = {"data": data, "n_held_out": n_held_out, "n_items": n_items, "aim": aim}
+    if facts or (before is not None and any(before.get(key) != same[key] for key in same)):
         raise ValueError(
-            f"the curves answer different questions: here {asked}; run both tools in one go, "
+            f"the curves are of different held-out users: here {same}; run both tools in one go, "
             "or give another --out"
         )
     tools = before["tools"] if before is not None else {}
@@ -117,7 +115,7 @@ def merged(
             **curve,
         }
     return {
-        **asked,
+        **same,
         "machine": machine(),
         "clock": "seconds of training without validations; wall_seconds has them",
         "tools": {tool: tools[tool] for tool in TOOLS if tool in tools},

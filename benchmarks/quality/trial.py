@@ -3,28 +3,59 @@
     python benchmarks/quality/trial.py ml-1m.txt.gz NAME --recipe best-ml-1m --set model.dim=64
 
 A line with the settings that differ from the recipe, the best validation NDCG@10 and the curve is
-appended to `--out` (JSON lines); `ablations.py` makes the table of docs/quality.md from them.
-`--continue` goes on from the checkpoints of the same name, another day or on another machine.
+appended to `--out` (JSON lines). `--resume` continues from the checkpoints of the same name,
+another day or on another machine. `ablations.py`, `defaults.py` and `initialization.py` run tables
+of such trials.
 """
 
 import argparse
-import dataclasses
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from bert4rec.config import load_config
+from bert4rec.config import load_config, resolve
 from bert4rec.data.sources import open_data
 from bert4rec.data.splits import SPLITS
-from bert4rec.models import LEARNED
-from bert4rec.pipeline import evaluate_questions
-from bert4rec.training.hardware import choose_hardware
-from bert4rec.training.loop import train
-from bert4rec.training.progress import TrainingDisplay
-from bert4rec.training.settled import settled
+from bert4rec.pipeline import evaluate_held_out, train
+from bert4rec.training.loop import RunDirectory
+from bert4rec.training.run_log import RunLog
+from bert4rec.training.setup import without_test
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "quality"
+TRIALS = Path("runs/trials.jsonl")
+
+
+def trials_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The finished trials by name; the last one counts."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return {trial["name"]: trial for trial in map(json.loads, lines)}
+
+
+def is_done(name: str, recipe: str, changes: list[str], trials: Path) -> bool:
+    """Whether the trial has been run with these very settings."""
+    trial = trials_of(trials).get(name)
+    config = load_config(recipe, None, changes).model_dump(mode="json")
+    return trial is not None and trial["config"] == config
+
+
+def run_trial(data: str | Path, name: str, recipe: str, changes: list[str], trials: Path) -> None:
+    """In a process of its own, unless it is done."""
+    if is_done(name, recipe, changes, trials):
+        return
+    command = [sys.executable, __file__, str(data), name, "--recipe", recipe, "--out", str(trials)]
+    command += [word for change in changes for word in ("--set", change)]
+    subprocess.run(command, check=True)
+
+
+def published_part(trial: dict[str, Any]) -> dict[str, Any]:
+    """What of a trial goes into docs/: the recipe and its changes say the rest."""
+    return {key: value for key, value in trial.items() if key not in ("curve", "config")}
 
 
 def main() -> None:
@@ -33,34 +64,27 @@ def main() -> None:
     parser.add_argument("name", help="of this trial")
     parser.add_argument("--recipe", default="default")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
-    parser.add_argument("--out", type=Path, default=Path("runs/trials.jsonl"))
-    parser.add_argument("--continue", action="store_true", dest="resume")
+    parser.add_argument("--out", type=Path, default=TRIALS)
+    parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
-    asked = load_config(arguments.recipe, None, arguments.overrides)
-    if asked.training.on_validation:
+    config = load_config(arguments.recipe, None, arguments.overrides)
+    if config.training.on_validation:
         parser.error(
             "a trial is judged by the validation items: --set training.on_validation=false"
         )
     sequences = open_data(arguments.data)
-    config = settled(asked, sequences.n_items)
-    split = dataclasses.replace(SPLITS[config.data.split](sequences), test=None)  # type: ignore[arg-type]
-    torch.manual_seed(config.training.seed)
-    model = LEARNED[config.model.name](split.n_items, config.model, sequences.n_users)
-    run = arguments.out.parent / "trials" / arguments.name
-    run.mkdir(parents=True, exist_ok=True)
+    run = resolve(config, sequences.n_items)
+    split = without_test(SPLITS[run.data.split](sequences))
+    folder = arguments.out.parent / "trials" / arguments.name
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = {"config": run.model_dump(mode="json"), "data": sequences.fingerprint}
     started = time.time()
-    with TrainingDisplay(run, Console(stderr=True)) as display:
-        progress = train(
-            model,
-            split,
-            config,
-            run,
-            display,
-            identity={"config": config.model_dump(mode="json"), "data": sequences.fingerprint},
-            hardware=choose_hardware(config.training),
-            resume=arguments.resume,
+    with RunLog(folder, Console(stderr=True)) as log:
+        directory = RunDirectory(folder, identity)
+        model, progress = train(
+            run, split, sequences.n_users, directory, log, resume=arguments.resume
         )
-    evaluation = evaluate_questions(model, split.validation, split, config)
+    evaluation = evaluate_held_out(model, split.validation, split, run)
     figures = {
         protocol: {name: round(metrics[name]["value"], 5) for name in ("HR@10", "NDCG@10")}
         for protocol, metrics in evaluation.metrics.items()
@@ -70,7 +94,7 @@ def main() -> None:
         "data": Path(arguments.data).name,
         "recipe": arguments.recipe,
         "changes": arguments.overrides,
-        "config": asked.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
         "validation": figures,
         "n_validation_users": len(split.validation),
         "seconds": round(progress.seconds, 1),

@@ -1,11 +1,11 @@
-"""What compressed item vectors save and cost, for trained models on their own data.
+"""What quantized item embeddings save and cost, for trained models on their own data.
 
     python benchmarks/scale/compression.py runs/demo [MORE ...] [--users 2000] [--synthetic 1000000]
 
-compresses each model as int8 and by product quantisation with 1, 2, 4 and 8 numbers a byte, and
+compresses each model as int8 and by product quantization with 1, 2, 4 and 8 numbers per byte, and
 writes sizes, memory, latency, and HR@10 and NDCG@10 on the validation items with the paired 95 %
 interval of the loss. `--synthetic N` adds the sizes and the latency of an untrained SASRec with N
-items, where the table is most of the model; quality means nothing there. Each latency and memory is
+items, where the embedding is most of the model; quality means nothing there. Each latency and memory is
 measured in a process of its own, on one thread.
 """
 
@@ -42,11 +42,11 @@ def answers(directory: str) -> None:
     seconds_to_load = time.perf_counter() - started
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, len(recommender.vocabulary), (BATCH, LENGTH))
-    asked = [
-        recommender.question([recommender.vocabulary.raw(int(token)) for token in row])
+    requests = [
+        recommender.encode_request([recommender.vocabulary.raw(int(token)) for token in row])
         for row in tokens
     ]
-    recommender.answer(asked)
+    recommender.answer_requests(requests)
     after = _resident()
     model = recommender.model.state()
     print(
@@ -56,8 +56,8 @@ def answers(directory: str) -> None:
                 "mb_of_tensors": sum(tensor.nbytes for tensor in model.values()) / 1e6,
                 "mb_resident_more": (after - before) / 1e6,
                 "mb_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
-                "ms_single": _milliseconds(lambda: recommender.answer(asked[:1])),
-                "ms_batch_of_64": _milliseconds(lambda: recommender.answer(asked)),
+                "ms_single": _milliseconds(lambda: recommender.answer_requests(requests[:1])),
+                "ms_batch_of_64": _milliseconds(lambda: recommender.answer_requests(requests)),
             }
         )
     )
@@ -128,18 +128,18 @@ def of_trained(directory: Path, n_users: int | None, folder: Path) -> dict[str, 
 
 
 def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
-    """Random vectors: sizes and times are those of a trained model of this shape."""
+    """Random embeddings: sizes and times are those of a trained model of this shape."""
     import numpy as np
     import torch
 
     from bert4rec.compression import quantize
-    from bert4rec.config import load_config
+    from bert4rec.config import load_config, resolve
     from bert4rec.data.sequences import Vocabulary
     from bert4rec.models.sasrec import SASRec
     from bert4rec.recommender import Recommender
 
     torch.manual_seed(0)
-    config = load_config("sasrec+", None, [f"model.dim={SYNTHETIC_DIM}", "model.heads=1"])
+    config = resolve(load_config("sasrec+", None, [f"model.dim={SYNTHETIC_DIM}"]), n_items)
     names = [f"item-{token}" for token in range(n_items)]
     vocabulary = Vocabulary(names, np.arange(n_items, 0, -1), None)
     model = SASRec(n_items, config.model).eval()
@@ -186,8 +186,8 @@ def show(name: str, row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", type=Path)
-    parser.add_argument("--users", type=int, help="ask so many users at most")
-    parser.add_argument("--synthetic", type=int, help="an untrained model with so many items")
+    parser.add_argument("--users", type=int, help="evaluate at most this many")
+    parser.add_argument("--synthetic", type=int, help="an untrained model with this many items")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--answers", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

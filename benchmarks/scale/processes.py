@@ -1,7 +1,7 @@
 """How fast two processes train against one, on the demo data with the same global batch.
 
 One process is timed in two ways: with two threads of torch, which split every operation between
-them, and as we train by default, with two workers that each compute whole pieces of the batch. Each
+them, and as we train by default, with two workers that each compute whole microbatches. Each
 round times all three in turn, so that a noisy machine is as noisy for all; the ratios of a round
 are what counts. Run it alone:
 
@@ -26,7 +26,7 @@ OUT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "processes.json
 
 
 KINDS = {
-    "one_process_two_torch_threads": (1, ["workers=1"]),
+    "one_process_two_torch_threads": (1, ["training.workers=1"]),
     "one_process_two_workers": (1, []),
     "two_processes": (2, []),
 }
@@ -36,9 +36,9 @@ def sequences_per_second(kind: str, batch_size: int, recipe: str, data: str, epo
     """Of training steps alone: what the log says between the first validation and the last."""
     n_processes, own = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"training.epochs={epochs}", "second_stage.epochs=0", "validate_every=1"]
-        settings += ["validation_users=1", "evaluation.users=1", "evaluation.bootstrap=1"]
-        settings += [f"batch_size={batch_size}", "patience=none", *own]
+        settings = [f"stages.0.epochs={epochs}", "stages.0.patience=none", "stages.1.epochs=0"]
+        settings += ["training.validate_every=1", "training.validation_users=1"]
+        settings += [f"training.batch_size={batch_size}", "evaluation.users=1", *own]
         words = [word for each in settings for word in ("--set", each)]
         command = [sys.executable, "-m", "bert4rec", "train", data, "--recipe", recipe, *words]
         command += ["--out", f"{folder}/run", "--no-baselines", "--processes", str(n_processes)]

@@ -2,12 +2,12 @@
 
     python benchmarks/scale/retrieval.py [MODEL] [--items 1000000] [--out FILE.json]
 
-Vectors and questions are those of a trained model (its validation histories; --data if its data was
-moved). Without a model they are a stated mixture: `--groups` directions, items scattered around
-them with vectors of unlike length and a bias, questions scattered around the same directions. Real
+Embeddings and queries are those of a trained model (its validation histories; --data if its data
+was moved). Without a model they are a stated mixture: `--groups` directions, items scattered around
+them with embeddings of unlike length and a bias, queries scattered around the same directions. Real
 catalogues are more orderly than it: on models of Amazon Beauty fewer lists had to be searched.
 
-The index is tuned on half of the questions; recall@10 and speed are of the other half. Both sides
+The index is tuned on half of the queries; recall@10 and speed are of the other half. Both sides
 are the program's own search, on --threads cores: exact in blocks with probabilities, and by the
 index with the exact scores of what it found. Whole rows is what came before blocks.
 """
@@ -23,15 +23,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert4rec.cli.options import training_data
-from bert4rec.models.output import InBlocks, Products
+from bert4rec.data.sources import open_data
+from bert4rec.item_mask import NOTHING_HIDDEN, ItemMask
+from bert4rec.models.output import DotProduct, ItemProducts
 from bert4rec.pipeline import split_of
 from bert4rec.recommender import Recommender
-from bert4rec.retrieval.build import MOST_QUERIES, RECALL, Queries, build_index, queries_of
-from bert4rec.retrieval.exact import exact_best, product_blocks, products_of
-from bert4rec.retrieval.filters import Filters
-from bert4rec.retrieval.index import ItemIndex
-from bert4rec.retrieval.indexed import indexed_best
+from bert4rec.retrieval.index_builder import (
+    MOST_QUERIES,
+    RECALL,
+    SearchSample,
+    build_index,
+    encode_sample,
+)
+from bert4rec.retrieval.item_index import ItemIndex
+from bert4rec.scoring import item_products, score_blocks, top_k
 
 K, BATCH, REPEATS = 10, 64, 3
 SPREAD, LENGTHS, BIAS = 0.7, 0.25, 0.5  # of the mixture
@@ -46,7 +51,9 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2_000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recall", type=float, default=RECALL)
-    parser.add_argument("--single", type=int, default=100, help="questions asked one by one")
+    parser.add_argument(
+        "--single", type=int, default=100, help="queries that are searched one by one"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -65,13 +72,13 @@ def main() -> None:
     if index is None:
         raise SystemExit("no index has this recall and is faster than exact search")
     started = time.perf_counter()
-    ItemIndex(index.tables, output, index.measured)
+    ItemIndex(index.tensors, output, index.quality)
     load_seconds = time.perf_counter() - started
-    asked = queries.rows(len(queries) // 2, len(queries))
+    sample = queries.rows(len(queries) // 2, len(queries))
     ways = {
         "whole rows": whole_rows(output),
-        "exact": lambda q: exact_best(product_blocks(q.h, output, K), q.filters, K),
-        "index": lambda q: indexed_best(index, q.h, output, q.filters, K),
+        "exact": lambda q: top_k(score_blocks(output, q.h, K), q.mask, K),
+        "index": lambda q: index.top_k(q.h, output, q.mask, K),
     }
     result = {
         "source": source,
@@ -80,23 +87,23 @@ def main() -> None:
         "threads": options.threads,
         "machine": platform.machine(),
         "torch": str(torch.__version__),
-        "index": vars(index.measured),
+        "index": vars(index.quality),
         "build_seconds": round(build_seconds, 2),
         "load_seconds": round(load_seconds, 2),
-        "stored_megabytes": megabytes(index.tables.centroids) + megabytes(index.tables.lists),
+        "stored_megabytes": megabytes(index.tensors.centroids) + megabytes(index.tensors.lists),
         "in_memory_megabytes": round(
-            output.n_items * (4 * index.tables.centroids.shape[1] + 8) / 1e6
+            output.n_items * (4 * index.tensors.centroids.shape[1] + 8) / 1e6
         ),
-        "queries_a_second": {
+        "queries_per_second": {
             name: {
-                "one at a time": rate(way, asked, 1, options.single),
-                f"batches of {BATCH}": rate(way, asked, BATCH, min(len(asked), 4 * BATCH)),
+                "one at a time": rate(way, sample, 1, options.single),
+                f"batches of {BATCH}": rate(way, sample, BATCH, min(len(sample), 4 * BATCH)),
             }
             for name, way in ways.items()
         },
         "peak_megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    speeds = result["queries_a_second"]
+    speeds = result["queries_per_second"]
     result["times_as_fast"] = {
         how: round(speeds["index"][how] / speeds["exact"][how], 1) for how in speeds["exact"]
     }
@@ -107,7 +114,7 @@ def main() -> None:
         options.out.write_text(text + "\n")
 
 
-def mixture(n_items: int, dim: int, n_groups: int) -> tuple[InBlocks, Queries]:
+def mixture(n_items: int, dim: int, n_groups: int) -> tuple[ItemProducts, SearchSample]:
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((n_groups, dim), dtype=np.float32)
 
@@ -118,33 +125,33 @@ def mixture(n_items: int, dim: int, n_groups: int) -> tuple[InBlocks, Queries]:
     weight = around(n_items)
     weight *= generator.lognormal(0, LENGTHS, (n_items, 1)).astype(np.float32) * 0.15
     bias = BIAS * generator.standard_normal(n_items, dtype=np.float32)
-    nothing = Filters(n_items, torch.empty(0, dtype=torch.int64))
-    queries = Queries(torch.from_numpy(around(MOST_QUERIES)), nothing)
-    return Products(torch.from_numpy(weight), torch.from_numpy(bias)), queries
+    mask = ItemMask(n_items, NOTHING_HIDDEN)
+    queries = SearchSample(torch.from_numpy(around(MOST_QUERIES)), mask)
+    return DotProduct(torch.from_numpy(weight), torch.from_numpy(bias)), queries
 
 
-def of_model(directory: Path, data: str | None) -> tuple[InBlocks, Queries]:
+def of_model(directory: Path, data: str | None) -> tuple[ItemProducts, SearchSample]:
     recommender = Recommender.load(directory, retrieval="exact")
-    output = products_of(recommender.model)
+    output = item_products(recommender.model)
     if output is None:
-        raise SystemExit(f"{recommender.config.model.name} has no item vectors to search in")
-    split = split_of(recommender, training_data(recommender.about, data))
-    return output, queries_of(recommender.model, split.validation.histories)
+        raise SystemExit(f"{recommender.config.model.name} has no item embeddings to search in")
+    split = split_of(recommender, open_data(data or recommender.about["data"]["directory"]))
+    return output, encode_sample(recommender.model, split.validation.histories)
 
 
-def whole_rows(output: InBlocks) -> Callable[[Queries], object]:
-    def search(queries: Queries) -> object:
+def whole_rows(output: ItemProducts) -> Callable[[SearchSample], object]:
+    def search(queries: SearchSample) -> object:
         with torch.inference_mode():
-            scores = output.all_scores(queries.h)
-            return exact_best([(0, scores)], queries.filters, K)
+            scores = output.block_scores(queries.h, 0, output.n_items)
+            return top_k([(0, scores)], queries.mask, K)
 
     return search
 
 
-def rate(way: Callable[[Queries], object], asked: Queries, size: int, n: int) -> float:
-    """Questions a second, the best of some repeats: others may be at work on the machine."""
-    n = min(n, len(asked)) // size * size
-    batches = [asked.rows(first, first + size) for first in range(0, n, size)]
+def rate(way: Callable[[SearchSample], object], sample: SearchSample, size: int, n: int) -> float:
+    """Queries per second, the best of some repeats: others may be at work on the machine."""
+    n = min(n, len(sample)) // size * size
+    batches = [sample.rows(first, first + size) for first in range(0, n, size)]
     way(batches[0])
     seconds = []
     for _ in range(REPEATS):

@@ -3,9 +3,9 @@
     python benchmarks/scale/prepare.py --folder scratch        # 100 million interactions
     python benchmarks/scale/train_and_score.py scratch/prepared
 
-Trains for a stated number of steps by the command line, as a user would, builds the index and
-scores 10,000 users into Parquet; seconds and peak memory of each go to
-docs/results/scale/train-and-score.json. Memory is read as in `prepare.py`.
+Trains for one epoch by the command line, as a user would, builds the index and scores 10,000 users
+into Parquet; seconds and peak memory of each go to docs/results/scale/train-and-score.json. Memory
+is read as in `prepare.py`. An epoch is a step per 256 users: `prepare.py --users` makes fewer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from prepare import measured
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "train-and-score.json"
 SETTINGS = (
     "model.max_len=50",
-    "training.loss=sampled-softmax",
-    "training.n_negatives=1024",
+    "loss.name=sampled-softmax",
+    "loss.n_negatives=1024",
+    "stages.0.epochs=1",
+    "stages.0.window_stride=none",
+    "stages.1.epochs=0",
     "training.batch_size=256",
-    "training.window_step=none",
     "training.validation_users=500",
-    "second_stage.epochs=0",
     "evaluation.users=2000",
-    "evaluation.bootstrap=100",
 )
 SCORE = """
 import sys
@@ -53,14 +53,12 @@ recommend_users(Recommender.load(model), some, out)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prepared", type=Path)
-    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--users", type=int, default=10_000)
     parser.add_argument("--result", type=Path, default=RESULT)
     given = parser.parse_args()
     model, scores = given.prepared.parent / "model", given.prepared.parent / "scores.parquet"
     shutil.rmtree(model, ignore_errors=True)
-    settings = [*SETTINGS, f"training.steps={given.steps}"]
-    words = [word for each in settings for word in ("--set", each)]
+    words = [word for each in SETTINGS for word in ("--set", each)]
     python = sys.executable
     command = [python, "-m", "bert4rec", "train", str(given.prepared), "--out", str(model)]
     train = measured([*command, "--no-baselines", *words])
@@ -72,8 +70,8 @@ def main() -> None:
     facts = {
         "data": {name: about["data"][name] for name in ("n_users", "n_interactions")},
         "n_items": about["n_items"],
-        "settings": settings,
-        "train": train | {"steps": given.steps} | about["training"],
+        "settings": SETTINGS,
+        "train": train | about["training"],
         "index": next((json.loads(p.read_text()) for p in model.glob("index-*.json")), None),
         "metrics": metrics["metrics"]["full"] if "metrics" in metrics else metrics,
         "score": score | {"users": given.users},

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from environments import TOOLS, ready_python
-from shapes import REPOSITORY, SHAPES, write
+from shapes import BENCH, REPOSITORY, SHAPES, write
 from summary import COLUMNS, OURS, best_of, ratios, table
 
 PEERS = ["rectools", "replay", "replay-tuned", "recbole", "huggingface", "plain"]
 TUNED = "-tuned"
 TASKS = ["train", "score", "one"]
-BENCH = REPOSITORY / ".bench"
 THREADS = 2
 MODEL = {"batch": 256, "dim": 64, "layers": 2, "heads": 2, "dropout": 0.2}
 KEEP_FREED_MEMORY = {
@@ -56,13 +55,13 @@ def without_paths(text: str) -> str:
     return text.replace(str(REPOSITORY), ".").replace(tempfile.gettempdir(), "TMP")
 
 
-def run_tool(command: list[str], limit: float, keep_memory: bool) -> dict[str, Any]:
-    """The answer of a tool's script, or its error."""
+def run_tool(
+    command: list[str], limit: float, variables: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What a tool's script measured, or its error; `variables` are added to its environment."""
     with tempfile.TemporaryDirectory() as scratch:
         threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
-        environment = {**os.environ, **threads, "TMPDIR": scratch}
-        if keep_memory:
-            environment |= KEEP_FREED_MEMORY
+        environment = {**os.environ, **threads, "TMPDIR": scratch, **(variables or {})}
         try:
             finished = subprocess.run(
                 command, env=environment, cwd=scratch, timeout=limit, capture_output=True, text=True
@@ -91,11 +90,23 @@ def prepare(tools: list[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
     return commands, errors
 
 
+def tool_options(task: str, shape: str, seconds: float) -> list[str]:
+    """What every tool's script is told."""
+    options = {
+        "task": task,
+        "max-len": SHAPES[shape].max_len,
+        "mask-ratio": SHAPES[shape].mask_ratio,
+        **MODEL,
+        "seconds": seconds,
+    }
+    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+
+
 def one_line(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return f"failed: {answer['error']}"
     per_second, p50 = answer["per_second"], answer["p50_ms"]
-    speed = f"{p50:.2f} ms" if answer["task"] == "one" else f"{per_second:,.1f} a second"
+    speed = f"{p50:.2f} ms" if answer["task"] == "one" else f"{per_second:,.1f} per second"
     return f"{speed}, peak {answer['peak_mb']:,.0f} MB"
 
 
@@ -116,16 +127,10 @@ def run_all(arguments: argparse.Namespace, files: dict[str, Path]) -> list[dict[
         if tool in errors:
             answer = {"error": errors[tool]}
         else:
-            options = {
-                "task": task,
-                "max-len": SHAPES[shape].max_len,
-                "mask-ratio": SHAPES[shape].mask_ratio,
-                **MODEL,
-                "seconds": arguments.seconds,
-            }
-            words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-            command = [*commands[tool], str(files[shape]), *words]
-            answer = run_tool(command, arguments.limit, keep_memory)
+            options = tool_options(task, shape, arguments.seconds)
+            command = [*commands[tool], str(files[shape]), *options]
+            variables = KEEP_FREED_MEMORY if keep_memory else {}
+            answer = run_tool(command, arguments.limit, variables)
         place = {"round": n_before + number + 1, "shape": shape, "task": task, "tool": tool}
         allocator = "its own" if tool == OURS else ("kept" if keep_memory else "default")
         runs.append({**answer, **place, "allocator": allocator})
@@ -153,7 +158,7 @@ def machine() -> dict[str, Any]:
 def roofline() -> dict[str, Any] | None:
     """What the machine could do at best, when that script is there."""
     script = Path(__file__).with_name("roofline.py")
-    return run_tool([sys.executable, str(script)], 600, False) if script.is_file() else None
+    return run_tool([sys.executable, str(script)], 600) if script.is_file() else None
 
 
 def main() -> None:

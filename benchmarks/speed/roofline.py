@@ -5,30 +5,33 @@
 Measures fp32 matrix products at shapes of the model, split by torch over all cores and as workers
 with a core each, and copies of memory. Then counts the floating-point operations of the products a
 sequence needs, (plain) padded to the full length with logits of all items at all positions, as in
-`tools/peer_plain.py`, and (ours) as bert4rec does it, counted on the pieces that it really makes.
-The highest rate of the workers over our operations is a bound that only products could reach:
-softmax, dropout, norms, the optimizer and reading memory come on top. The last line is JSON.
+`tools/peer_plain.py`, and (ours) as bert4rec does it, counted on the microbatches that it really
+makes. The highest rate of the workers over our operations is a bound that only products could
+reach: softmax, dropout, norms, the optimizer and reading memory come on top. The last line is JSON.
 """
 
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
-from shapes import REPOSITORY, SHAPES, Shape, write
-from tools.measure import Sequences, users_in_random_order
+from shapes import SHAPES, Shape, sequence_file
 
-from bert4rec.config import load_config
-from bert4rec.data.pieces import FOR_SCORING, like_lengths
-from bert4rec.data.splits import Spans
-from bert4rec.models.onednn import without_onednn
+sys.path.append(str(Path(__file__).parent / "tools"))
+from measure import Sequences, users_in_random_order
+from ours import USERS_AT_ONCE, cloze_config, histories_of
+
+from bert4rec.data.splits import leave_one_out
+from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.scoring import ROWS_OF_BLOCKS, SCORES_BYTES, group_histories
 from bert4rec.threads import WorkerThreads
-from bert4rec.ranking import SCORES_BYTES
-from bert4rec.training.batches import Batch, cloze_task, epoch_order, make_batch
+from bert4rec.training.setup import build_stages
 
 DIM, LAYERS, HEADS, BATCH = 64, 2, 2, 256
-USERS_AT_ONCE = 1024  # as in tools/ours.py
 PRODUCTS = {  # rows, inner, columns
     "feed-forward 2048x64x256": (2048, 64, 256),
     "loss 512x64x1024": (512, 64, 1024),
@@ -50,7 +53,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def measure_products() -> dict[str, dict[str, float]]:
-    """Gflop/s: the best rounds of one product on all cores, and of one a worker at a time."""
+    """Gflop/s: the best rounds of one product on all cores, and of one per worker at a time."""
     best: dict[str, dict[str, float]] = {name: {} for name in PRODUCTS}
     with WorkerThreads() as workers, without_onednn():
         for _ in range(ROUNDS):
@@ -93,27 +96,8 @@ def measure_copies() -> dict[str, float]:
     return best
 
 
-def spans(sequences: Sequences, n_left_out: int) -> Spans:
-    starts, ends = sequences.offsets[:-1], sequences.offsets[1:] - n_left_out
-    return Spans(sequences.tokens, starts, ends, np.arange(sequences.n_users))
-
-
-def training_batches(sequences: Sequences, shape: Shape) -> Iterator[Batch]:
-    train = spans(sequences, 2)
-    settings = f"max_len={shape.max_len} mask_ratio={shape.mask_ratio}"
-    config = load_config(
-        "bert4rec-2-stage", overrides=f"{settings} window_step=none last_item_share=0".split()
-    )
-    task = cloze_task(train, sequences.n_items, config)
-    generator = np.random.default_rng(0)
-    windows = task.windows(generator)
-    for step, rows in enumerate(epoch_order(len(windows), BATCH, generator)[:BATCHES]):
-        masks = torch.Generator().manual_seed(step)
-        yield make_batch(task, windows, rows, sequences.n_items, masks)
-
-
 def parts(linear: float, attention: float, items: float, n: int) -> Parts:
-    """Mflop a sequence."""
+    """Mflop per sequence."""
     return {"linear": linear / n / 1e6, "attention": attention / n / 1e6, "items": items / n / 1e6}
 
 
@@ -127,35 +111,42 @@ def plain(shape: Shape, *, training: bool) -> Parts:
 
 
 def ours_training(sequences: Sequences, shape: Shape) -> Parts:
+    settings = f"model.max_len={shape.max_len} stages.0.mask_ratio={shape.mask_ratio}"
+    batch_size = f"training.batch_size={BATCH}"
+    config = cloze_config(sequences.n_items, *settings.split(), batch_size)
+    stage = build_stages(config, leave_one_out(sequences), 1)[0]
     linear = attention = items = n_sequences = 0
-    for batch in training_batches(sequences, shape):
-        n_sequences += batch.n_sequences
-        for piece in batch.pieces:
-            (n_rows, length), n, asked = piece.tokens.shape, piece.tokens.numel(), len(piece.at)
-            most_asked = int(torch.bincount(piece.at // length).max())
-            # The last block: keys and values everywhere; query, output, feed-forward where asked.
-            linear += (LAYERS - 1) * 24 * DIM**2 * n + 4 * DIM**2 * n + 20 * DIM**2 * asked
-            linear += 2 * DIM**2 * asked  # the head
-            attention += 4 * DIM * length * ((LAYERS - 1) * n + n_rows * most_asked)
-            items += 2 * DIM * shape.n_items * asked
-    return parts(
-        TRAINING_LINEAR * linear, TRAINING_ATTENTION * attention, TRAINING_LOSS * items, n_sequences
-    )
+    with WorkerThreads(1) as preparer:
+        for batch in islice(stage.batches.epoch(0, 0, preparer), BATCHES):
+            n_sequences += batch.n_sequences
+            for each in batch.microbatches:
+                (n_rows, length), n = each.tokens.shape, each.tokens.numel()
+                n_queries = len(each.positions)
+                most_queries = int(torch.bincount(each.positions // length).max())
+                # The last block: keys and values everywhere; query, output and feed-forward at
+                # the query positions. Then the head.
+                linear += (LAYERS - 1) * 24 * DIM**2 * n + 4 * DIM**2 * n
+                linear += (20 + 2) * DIM**2 * n_queries
+                attention += 4 * DIM * length * ((LAYERS - 1) * n + n_rows * most_queries)
+                items += 2 * DIM * shape.n_items * n_queries
+    costs = TRAINING_LINEAR * linear, TRAINING_ATTENTION * attention, TRAINING_LOSS * items
+    return parts(*costs, n_sequences)
 
 
 def ours_scoring(sequences: Sequences, shape: Shape) -> Parts:
+    lengths = histories_of(sequences).lengths[users_in_random_order(sequences.n_users)]
+    read = np.minimum(lengths, shape.max_len - 1)
+    most_rows = max(ROWS_OF_BLOCKS, SCORES_BYTES // (4 * shape.n_items))
     linear = attention = 0
-    lengths = spans(sequences, 1).lengths[users_in_random_order(sequences.n_users)]
-    for first in range(0, len(lengths), USERS_AT_ONCE):
-        some = -np.sort(-lengths[first : first + USERS_AT_ONCE])
-        for piece in like_lengths(some, FOR_SCORING, SCORES_BYTES // (4 * shape.n_items)):
-            n_rows = len(some[piece])
-            length = min(int(some[piece.start]), shape.max_len - 1) + 1
+    for first in range(0, len(read), USERS_AT_ONCE):
+        some = read[first : first + USERS_AT_ONCE]
+        for rows in group_histories(some, most_rows):
+            n_rows, length = len(rows), int(some[rows].max()) + 1  # and [MASK]
             n = n_rows * length
-            # The last block asks one position a row: `Attention._one_a_row` has no keys and values.
+            # The last block has one query per row: no keys and values are computed for it.
             linear += (LAYERS - 1) * 24 * DIM**2 * n + (24 + 2) * DIM**2 * n_rows
             attention += 4 * DIM * length * ((LAYERS - 1) * n + HEADS * n_rows)
-    return parts(linear, attention, 2 * DIM * shape.n_items * len(lengths), len(lengths))
+    return parts(linear, attention, 2 * DIM * shape.n_items * len(read), len(read))
 
 
 def describe(name: str, task: str, padded: Parts, ours: Parts, gflops: float) -> dict[str, object]:
@@ -164,7 +155,7 @@ def describe(name: str, task: str, padded: Parts, ours: Parts, gflops: float) ->
     for way, each in (("plain", padded), ("ours", ours)):
         split = ", ".join(f"{part} {value:,.1f}" for part, value in each.items())
         print(f"{name:<7}{task:<6}{way:<6}{sum(each.values()):>10,.1f} Mflop: {split}")
-    print(f"{name:<7}{task:<6}bound {bound:>10,.0f} a second")
+    print(f"{name:<7}{task:<6}bound {bound:>10,.0f} per second")
     return {
         "plain_mflop": round(sum(padded.values()), 2),
         "ours_mflop": round(sum(ours.values()), 2),
@@ -182,10 +173,7 @@ def main() -> None:
     gflops = max(rates["workers"] for rates in products.values())
     work: dict[str, dict[str, object]] = {}
     for name, shape in SHAPES.items():
-        file = REPOSITORY / ".bench" / f"{name}.npz"
-        if not file.is_file():
-            write(name, file)
-        sequences = Sequences(file)
+        sequences = Sequences(sequence_file(name))
         train, score = ours_training(sequences, shape), ours_scoring(sequences, shape)
         work[name] = {
             "train": describe(name, "train", plain(shape, training=True), train, gflops),

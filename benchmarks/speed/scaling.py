@@ -43,10 +43,16 @@ class Point:
 
     @property
     def settings(self) -> list[str]:
-        shape = f"max_len={self.length or 50} mask_ratio={0.2 if self.length else 0.6}"
-        width = f"dim={self.dim} heads={max(2, self.dim // 32)} batch_size={BATCH}"
-        loss = f"loss={self.loss} n_negatives={NEGATIVES} window_step=none last_item_share=0"
-        return f"{shape} {width} {loss}".split()
+        settings = [
+            f"model.max_len={self.length or 50}",
+            f"model.dim={self.dim}",
+            f"model.heads={max(2, self.dim // 32)}",
+            f"stages.0.mask_ratio={0.2 if self.length else 0.6}",
+            f"training.batch_size={BATCH}",
+            f"loss.name={self.loss}",
+        ]
+        is_sampled = self.loss == "sampled-softmax"
+        return [*settings, f"loss.n_negatives={NEGATIVES}"] if is_sampled else settings
 
 
 def points(*, quick: bool) -> list[Point]:
@@ -82,14 +88,10 @@ def measure(point: Point) -> dict[str, Any]:
     sys.path.append(str(Path(__file__).parent / "tools"))
     import torch
     from measure import peak_megabytes
-    from ours import training_steps
-
-    from bert4rec.config import load_config
+    from ours import cloze_config, training_steps
 
     torch.manual_seed(0)
-    steps = training_steps(
-        generate(point), load_config("bert4rec-2-stage", overrides=point.settings)
-    )
+    steps = training_steps(generate(point), cloze_config(point.items, *point.settings))
     next(steps)
     seconds, n, has_enough = [], 0, False
     while not has_enough:
@@ -121,7 +123,7 @@ def line(point: Point, answer: dict[str, Any]) -> str:
 
 
 def draw(points: list[dict[str, Any]], path: Path) -> None:
-    """Time above, memory below; a panel a curve, and a dotted line of what is in proportion."""
+    """Time above, memory below; a panel per curve, and a dotted line of what is in proportion."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -147,7 +149,7 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
             axes.minorticks_off()
             axes.grid(color="#e6e6e6")
             axes.spines[["top", "right"]].set_visible(False)
-        of = "an epoch" if is_epoch else f"a step of {BATCH}"
+        of = "per epoch" if is_epoch else f"per step of {BATCH}"
         column[0].set_title(f"{title}\nseconds {of}", fontsize=11, loc="left")
         column[1].set_title("peak memory, MB", fontsize=11, loc="left")
         column[1].set_ylim(200, 8000)
@@ -173,11 +175,11 @@ def main() -> None:
     docs = None if arguments.quick else REPOSITORY / "docs"
     out = arguments.out or (docs and docs / "results" / "scaling.json")
     chart = arguments.chart or (docs and docs / "images" / "scaling.png")
-    print(f"{'loss':>24}{'ms a step':>22}{'sequences/s':>14}{'s an epoch':>12}{'peak MB':>10}")
+    print(f"{'loss':>24}{'ms per step':>22}{'sequences/s':>14}{'s per epoch':>12}{'peak MB':>10}")
     answers = []
     for point in points(quick=arguments.quick):
         command = [sys.executable, str(Path(__file__).resolve()), "--point"]
-        answer = run_tool([*command, json.dumps(asdict(point))], LIMIT, False)
+        answer = run_tool([*command, json.dumps(asdict(point))], LIMIT)
         answers.append({**asdict(point), "x": getattr(point, point.curve), **answer})
         print(line(point, answer), flush=True)
     result = {

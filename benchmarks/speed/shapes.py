@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+BENCH = REPOSITORY / ".bench"  # the peers' environments, and the sequences
 QUANTILES = (*np.arange(0, 0.96, 0.05), 0.99, 0.999, 1.0)
 
 
@@ -101,6 +102,14 @@ def write(name: str, path: Path, seed: int = 0) -> bool:
         real=file is not None,
     )
     return file is not None
+
+
+def sequence_file(name: str) -> Path:
+    """The sequences of one shape under `.bench`, written first when they are not there."""
+    path = BENCH / f"{name}.npz"
+    if not path.is_file():
+        write(name, path)
+    return path
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Each tool's best figures out of all rounds, and how ours compare with the best peer's."""
 
+from collections.abc import Sequence
 from typing import Any
 
 OURS = "ours"
@@ -22,8 +23,8 @@ COLUMNS = {
 Best = dict[str, dict[str, dict[str, float]]]  # shape, tool, column
 
 
-def best_of(runs: list[dict[str, Any]]) -> Best:
-    """Best of the rounds; only of our own peak memory the worst."""
+def best_of(runs: list[dict[str, Any]], worst_memory_of: Sequence[str] = (OURS,)) -> Best:
+    """Best of the rounds; of our own peak memory the worst."""
     best: Best = {}
     for run in runs:
         if "error" in run:
@@ -32,7 +33,7 @@ def best_of(runs: list[dict[str, Any]]) -> Best:
         for column, (_, task, key, more_is_better) in COLUMNS.items():
             if run["task"] != task:
                 continue
-            largest = more_is_better or (column == "memory" and run["tool"] == OURS)
+            largest = more_is_better or (column == "memory" and run["tool"] in worst_memory_of)
             choose = max if largest else min
             figures[column] = choose(figures.get(column, run[key]), run[key])
     return best
@@ -70,7 +71,7 @@ def shown(column: str, value: float | None) -> str:
 
 
 def table(best: Best, tools: list[str]) -> str:
-    """Markdown: a row a tool, then ours against the best peer of each column."""
+    """Markdown: a row per tool, then ours against the best peer of each column."""
     places = [(shape, column) for shape in best for column in COLUMNS]
     head = " | ".join(f"{shape}: {COLUMNS[column][0]}" for shape, column in places)
     lines = [f"| tool | {head} |", "|---|" + "---:|" * len(places)]

@@ -6,16 +6,13 @@ as if it were alone, and the others are done when the training is.
 
 from __future__ import annotations
 
-import socket
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -24,8 +21,8 @@ from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config, RunConfig, resolve
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
-from bert4rec.distributed.sharded_items import ShardedItems, capacity_for, check_can_shard
-from bert4rec.distributed.torch_process_group import is_restart, launch_id, processes_here
+from bert4rec.distributed.sharded_items import ShardedItems, capacity_for
+from bert4rec.distributed.torch_process_group import launch_id, processes_here
 from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
@@ -33,16 +30,18 @@ from bert4rec.interrupts import stop_requested
 from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
-from bert4rec.threads import WorkerThreads
-from bert4rec.training.checkpoint import (
-    Progress,
-    begun_by,
-    delete_checkpoints,
-    has_checkpoint,
-    identity_of,
+from bert4rec.run_checks import (
+    check_directory,
+    check_same_directory,
+    check_training,
+    choose_shards,
+    is_relaunched,
+    unreachable_note,
 )
+from bert4rec.threads import WorkerThreads
+from bert4rec.training.checkpoint import Progress, delete_checkpoints
 from bert4rec.training.hardware import choose_hardware
-from bert4rec.training.loop import RunDirectory, TrainingLoop
+from bert4rec.training.loop import LoopOptions, RunDirectory, TrainingLoop
 from bert4rec.training.memory import MemoryEstimate, available_memory, check_memory
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
 from bert4rec.training.replica import Replica, Trainee
@@ -57,7 +56,22 @@ from bert4rec.training.setup import (
     validation_users,
 )
 from bert4rec.training.timing import StageTime, time_stages
-from bert4rec.training.user_shards import check_shards, shards_of
+from bert4rec.training.user_shards import shards_of
+
+__all__ = [
+    "DryRun",
+    "Outcome",
+    "RunOptions",
+    "check_directory",
+    "check_training",
+    "dry_run",
+    "evaluate_held_out",
+    "save_evaluation",
+    "saved_outcome",
+    "split_of",
+    "train",
+    "train_recommender",
+]
 
 OnProgress = Callable[[int, int], None]
 BASELINES = ("popularity", "markov")  # every training is compared with them
@@ -78,15 +92,29 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Outcome:
+    """A saved model, and how well it and its baselines predict the test items."""
+
     recommender: Recommender
     evaluation: Evaluation
     baselines: dict[str, Evaluation]
 
 
 class DryRun(NamedTuple):
+    """What a training would do and take."""
+
     config: RunConfig
     memory: MemoryEstimate | None  # None for models that are fitted
     stages: dict[str, tuple[int, StageTime]]  # name → epochs, and how long they take
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The data and the resolved settings of a run, and the directory that it writes to."""
+
+    sequences: Sequences
+    split: Split
+    config: RunConfig
+    out: Path
 
 
 def train_recommender(
@@ -103,33 +131,30 @@ def train_recommender(
 
     Of several processes each calls it, with its `group`; only the first gets an outcome.
     """
-    out = Path(out)
-    run = resolve(config, sequences.n_items)
-    split = check_training(sequences, run, group.n)
-    resume = options.resume
+    settings = resolve(config, sequences.n_items)
+    split = check_training(sequences, settings, group.n, keep_stages=options.keep_stages)
+    run = _Run(sequences, split, settings, Path(out))
     if group.is_first:
-        if _is_relaunched(out, run, options.overwrite):
-            resume = True
+        if is_relaunched(run.out, settings, options.overwrite):
+            options = replace(options, resume=True)
         else:
-            check_directory(out, resume, options.overwrite)
-    model, facts = _fit(sequences, split, run, out, options, resume, console, group)
+            check_directory(run.out, options.resume, options.overwrite)
+    model, facts = _fit(run, options, console, group)
     if not group.is_first:
         return None
     torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
-    about = _about(sequences) | facts
-    recommender = Recommender(model, sequences.vocabulary, run, about)
-    evaluation = evaluate_held_out(model, split.test, split, run, on_evaluation)
-    (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
-    save_evaluation(evaluation, sequences, out)
-    baselines = {}
-    for name in sorted(set(BASELINES if options.baselines else ()) - {run.model.name}):
-        baselines[name] = _save_baseline(name, sequences, split, run, out / "baselines" / name)
-    recommender.save(out)
+    recommender = Recommender(model, sequences.vocabulary, settings, _about(sequences) | facts)
+    evaluation = evaluate_held_out(model, split.test, split, settings, on_evaluation)
+    (run.out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
+    save_evaluation(evaluation, sequences, run.out)
+    names = sorted(set(BASELINES) - {settings.model.name}) if options.baselines else []
+    baselines = {name: _save_baseline(name, run) for name in names}
+    recommender.save(run.out)
     if note := recommender.index_if_large(split.validation.histories):
-        recommender.save_index(out)
+        recommender.save_index(run.out)
         if console:
             console.print(note, markup=False, highlight=False)
-    delete_checkpoints(out)
+    delete_checkpoints(run.out)
     return Outcome(recommender, evaluation, baselines)
 
 
@@ -146,24 +171,6 @@ def dry_run(sequences: Sequences, config: Config, seconds: float = 3.0) -> DryRu
     times = time_stages(split, run, seconds)
     pairs = zip(epochs, times, strict=True)
     return DryRun(run, memory, dict(zip(stage_names(run), pairs, strict=True)))
-
-
-def check_training(sequences: Sequences, config: Config, n_processes: int = 1) -> Split:
-    """The split, when the settings can be carried out; before any work is done."""
-    name = config.model.name
-    split = SPLITS[config.data.split](sequences)
-    _check_split(split)
-    _check_users(split, name)
-    if n_processes > 1 and is_fitted(MODELS[name]):
-        raise ValueError(
-            f"{name} is fitted in one pass, on one machine: train it without "
-            "torchrun, --processes and --launcher"
-        )
-    if config.training.shard_items:
-        check_can_shard(resolve(config, sequences.n_items), n_processes)
-    settings = config.training
-    check_shards(settings.shards, n_processes, len(split.train), settings.batch_size)
-    return split
 
 
 def evaluate_held_out(
@@ -210,85 +217,64 @@ def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> 
     evaluation.save(out, user_ids=sequences.user_ids, item_ids=items)
 
 
-def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
-    """A finished model or an interrupted training is replaced only when somebody says so."""
-    is_interrupted = has_checkpoint(out)
-    if is_interrupted and not (resume or overwrite):
-        raise ValueError(
-            f"{out} holds a training that was interrupted: pass --resume to continue it, "
-            "or --overwrite to start anew"
-        )
-    if (out / MANIFEST).exists() and not (overwrite or (resume and is_interrupted)):
-        raise ValueError(
-            f"{out} holds a finished model: name another directory, or pass --overwrite"
-        )
-
-
-def _save_baseline(
-    name: str, sequences: Sequences, split: Split, run: RunConfig, out: Path
-) -> Evaluation:
-    settings = run.with_model(name)
+def _save_baseline(name: str, run: _Run) -> Evaluation:
+    sequences, split, out = run.sequences, run.split, run.out / "baselines" / name
+    settings = run.config.with_model(name)
     model = _fit_once(split, settings)
-    evaluation = evaluate_held_out(model, split.test, split, run)
+    evaluation = evaluate_held_out(model, split.test, split, run.config)
     save_evaluation(evaluation, sequences, out)
-    # Saved whole, so that it can be asked and served, too.
+    # Saved whole, so that it can recommend and be served, too.
     Recommender(model, sequences.vocabulary, settings, _about(sequences)).save(out)
     return evaluation
 
 
-def _fit_once(split: Split, run: RunConfig) -> Model:
-    model = MODELS[run.model.name]
+def _fit_once(split: Split, config: RunConfig) -> Model:
+    model = MODELS[config.model.name]
     assert is_fitted(model)
-    train = training_split(split, run).train
-    return model.fit(train, split.n_items, run.model, run.training.seed)
+    train = training_split(split, config).train
+    return model.fit(train, split.n_items, config.model, config.training.seed)
 
 
 def _fit(
-    sequences: Sequences,
-    split: Split,
-    run: RunConfig,
-    out: Path,
-    options: RunOptions,
-    resume: bool,
-    console: Console | None,
-    group: ProcessGroup,
+    run: _Run, options: RunOptions, console: Console | None, group: ProcessGroup
 ) -> tuple[Model, dict[str, Any]]:
     """The trained model, and facts about its training."""
-    if is_fitted(MODELS[run.model.name]):
+    split, config, out = run.split, run.config, run.out
+    if is_fitted(MODELS[config.model.name]):
         started = time.monotonic()
-        fitted = _fit_once(split, run)
+        fitted = _fit_once(split, config)
         n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
         seconds = round(time.monotonic() - started, 1)
         return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
     available = available_memory()
     if available is not None:
         available //= processes_here()
-    longest, n_users = int(split.train.lengths.max()), sequences.n_users
-    memory = check_memory(run, split.n_items, longest, available, n_users, group.n)
-    resume = group.from_first(resume)
-    n_shards = group.from_first(_n_shards(run, out, resume, group.n, len(split.train)))
+    longest, n_users = int(split.train.lengths.max()), run.sequences.n_users
+    memory = check_memory(config, split.n_items, longest, available, n_users, group.n)
+    options = replace(options, resume=group.from_first(options.resume))
+    n_shards = choose_shards(config, out, options.resume, group.n, len(split.train))
+    n_shards = group.from_first(n_shards)
     identity: dict[str, Any] = {
-        "config": run.model_dump(mode="json"),
-        "data": sequences.fingerprint,
+        "config": config.model_dump(mode="json"),
+        "data": run.sequences.fingerprint,
     }
     if n_shards > 1:
         identity["shards"] = n_shards
     group.check_same(version=__version__, torch=str(torch.__version__), **identity)
     if group.is_first:
         out.mkdir(parents=True, exist_ok=True)
-        if not resume:
+        if not options.resume:
             delete_checkpoints(out)
-    _check_same_directory(out, group)
+    check_same_directory(out, group)
     directory = RunDirectory(out, identity, launch_id())
-    is_shown = group.is_first
-    with RunLog(out, console, options.tensorboard, is_shown=is_shown) as log:
+    with RunLog(out, console, options.tensorboard, is_shown=group.is_first) as log:
         log.say(str(memory))
-        model, progress = train(run, split, n_users, directory, log, options, resume, group)
+        model, progress = train(config, split, n_users, directory, log, options, group)
     return model, {
         "training": {
             "seconds": round(progress.seconds, 1),
             "sequences": progress.sequences,
-            "best_validation_ndcg@10": None if run.training.on_validation else progress.best,
+            "best_validation_ndcg@10": None if config.training.on_validation else progress.best,
             "best_stage": progress.best_stage,
             "best_epoch": progress.best_epoch,
             "threads": torch.get_num_threads(),
@@ -300,145 +286,55 @@ def _fit(
 
 
 def train(
-    run: RunConfig,
+    config: RunConfig,
     split: Split,
     n_users: int,
     directory: RunDirectory,
     log: RunLog,
     options: RunOptions = RunOptions(),  # noqa: B008
-    resume: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[SequenceModel, Progress]:
     """The model with its best weights; checkpoints go to the directory."""
     keep_freed_memory()
-    split = training_split(split, run)
-    shard_items = run.training.shard_items
-    device = {"device": "cpu"} if shard_items else {}
-    hardware = choose_hardware(run.training.model_copy(update=device))
-    # The whole of sharded items is put together when the training is over, by the first process.
-    with torch.device("meta" if shard_items else "cpu"):
-        model = build_model(run, split.n_items, n_users)
-    n_workers = run.training.workers if hardware.device.type == "cpu" else 1
+    split = training_split(split, config)
+    training, exclude_seen = config.training, config.evaluation.exclude_seen
+    device = {"device": "cpu"} if training.shard_items else {}
+    hardware = choose_hardware(training.model_copy(update=device))
+    # Sharded item embeddings are put together when the training is over, by the first process.
+    with torch.device("meta" if training.shard_items else "cpu"):
+        model = build_model(config, split.n_items, n_users)
+    n_workers = training.workers if hardware.device.type == "cpu" else 1
     with WorkerThreads(n_workers) as workers, stop_requested() as is_stopped:
         shards = shards_of(directory.identity.get("shards", 1), group.n, group.rank)
-        stages = build_stages(run, split, workers.n, group, shards)
-        bias, loss = initial_output_bias(run, split), build_loss(run, split)
+        stages = build_stages(config, split, workers.n, group, shards)
+        bias, loss = initial_output_bias(config, split), build_loss(config, split)
         trainee: Trainee
-        if shard_items:
-            longest = max(sum(stage.batches.n_per_step.values()) for stage in stages)
-            torch.manual_seed(run.training.seed)
-            small = build_model(run, capacity_for(run, split.n_items, longest), 0)
+        if training.shard_items:
+            n_sequences = max(sum(stage.batches.n_per_step.values()) for stage in stages)
+            small = build_model(config, capacity_for(config, split.n_items, n_sequences), 0)
             bias = torch.zeros(split.n_items) if bias is None else bias
-            trainee = ShardedItems(small, bias, loss, run, workers, hardware, group)
+            trainee = ShardedItems(small, bias, loss, config, workers, hardware, group)
         else:
             if bias is not None:
                 model.get_parameter("output_bias").data.copy_(bias)
             model.to(hardware.device)
-            decay = run.training.weight_decay
-            trainee = Replica(model, loss, decay, workers, hardware, group)
-        validation = validation_users(split, run)
-        loop = TrainingLoop(trainee, stages, validation, run.training, directory, log)
-        loop.exclude_seen, loop.minutes = run.evaluation.exclude_seen, options.minutes
-        loop.keep_stages, loop.is_stopped = options.keep_stages, is_stopped
-        _describe(run, hardware, workers.n, group, log)
+            trainee = Replica(model, loss, training.weight_decay, workers, hardware, group)
+        validation = validation_users(split, config)
+        loop_options = LoopOptions(exclude_seen, options.minutes, options.keep_stages, is_stopped)
+        loop = TrainingLoop(trainee, stages, validation, training, directory, log, loop_options)
+        log.say(f"training on {hardware}, {_threads(workers.n, group.n)}, {config.loss.name}")
         if validation is None:
             log.say("the validation items are trained on: nothing is validated")
-        elif note := unreachable_note(validation, run.evaluation.exclude_seen):
+        elif note := unreachable_note(validation, exclude_seen):
             log.say(note)
-        progress = loop.run(resume=resume)
+        progress = loop.run(resume=options.resume)
         trainee.finish(model)
     return model, progress
 
 
-def _describe(
-    run: RunConfig, hardware: object, n_workers: int, group: ProcessGroup, log: RunLog
-) -> None:
+def _threads(n_workers: int, n_processes: int) -> str:
     threads = f"{n_workers} worker{'s' * (n_workers > 1)}"
-    if group.n > 1:
-        threads = f"{group.n} processes with {threads} each"
-    log.say(f"training on {hardware}, {threads}, {run.loss.name}")
-
-
-def unreachable_note(held_out: HeldOut, exclude_seen: bool) -> str | None:
-    """A warning when many targets were seen before by their user and so cannot be recommended."""
-    if not exclude_seen:
-        return None
-    histories = held_out.histories
-    n = sum(target in histories[i] for i, target in enumerate(held_out.targets.tolist()))
-    if n < 0.1 * len(held_out):
-        return None
-    return (
-        f"note: {n / len(held_out):.0%} of the validation targets are items that the user had "
-        "before. They count as missed, because seen items are not recommended; if people repeat "
-        "items in your data, train with --set evaluation.exclude_seen=false"
-    )
-
-
-def _n_shards(run: RunConfig, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
-    """As the settings say; a resumed run keeps the number that it was begun with."""
-    begun_with = identity_of(out).get("shards", 1) if resume else None
-    wanted = run.training.shards or begun_with or n_processes
-    check_shards(wanted, n_processes, n_users, run.training.batch_size)
-    return wanted
-
-
-def _is_relaunched(out: Path, run: RunConfig, overwrite: bool) -> bool:
-    """Whether the launcher has restarted its processes: they resume without being told."""
-    if not has_checkpoint(out):
-        return False
-    name = launch_id()
-    if name is None:
-        return is_restart()
-    is_other = identity_of(out).get("config") != run.model_dump(mode="json")
-    if overwrite and is_other and not is_restart():
-        return False  # a name that was used before, for a run that is to be replaced
-    return begun_by(out) == name
-
-
-def _check_same_directory(out: Path, group: ProcessGroup) -> None:
-    """Checkpoints are written by all: a process that does not see the directory is an error now."""
-    if group.n == 1:
-        return
-    token = out / f".seen-by-all-{uuid.uuid4().hex}"
-    if group.is_first:
-        token.touch()
-    name = group.from_first(token.name)
-    seen = group.all_gather([socket.gethostname(), (out / name).exists()])
-    if group.is_first:
-        token.unlink()
-    if blind := sorted({host for host, is_seen in seen if not is_seen}):
-        raise ValueError(
-            f"{out} of the first process cannot be seen from {', '.join(blind)}: give an --out on "
-            "storage that all machines share"
-        )
-
-
-def _check_split(split: Split) -> None:
-    sizes = {
-        "train on": len(split.train),
-        "validate on": len(split.validation),
-        "test on": len(split.test),
-    }
-    for what, size in sizes.items():
-        if not size:
-            raise ValueError(
-                f"nothing is left to {what}: leave-one-out needs users with three or more actions, "
-                "and a global-time split users with actions in each period; use more data or "
-                "weaker filters"
-            )
-
-
-def _check_users(split: Split, name: str) -> None:
-    if not MODELS[name].needs_known_user:
-        return
-    held_out = np.union1d(split.validation.users, split.test.users)
-    n_unknown = int((~np.isin(held_out, split.train.users)).sum())
-    if n_unknown:
-        raise ValueError(
-            f"{name} knows only the users that it was trained on, and {n_unknown:,} of the "
-            "held-out users have nothing in the training part: use a model that reads "
-            "histories, or --set data.split=leave-one-out"
-        )
+    return f"{n_processes} processes with {threads} each" if n_processes > 1 else threads
 
 
 def _about(sequences: Sequences) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Registry(Generic[T]):
         return iter(self._homes)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._homes
+        return name in self._homes or (isinstance(name, str) and ":" in name)
 
     def __getitem__(self, name: str) -> T:
         home = name if ":" in name else self._homes.get(name)

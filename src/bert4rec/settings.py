@@ -33,18 +33,35 @@ def parse_settings(cls: type[AnySettings], values: Any, place: str) -> AnySettin
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        known = list(cls.model_fields)
-        raise ValueError("; ".join(_explain(e, place, known) for e in error.errors())) from None
+        raise ValueError("; ".join(_explain(e, place, cls) for e in error.errors())) from None
 
 
-def _explain(error: Any, place: str, known: list[str]) -> str:
+def _explain(error: Any, place: str, cls: type[Settings]) -> str:
     parts = [str(part) for part in error["loc"]]
     name = ".".join([*([place] if place else []), *parts])
     if error["type"] == "extra_forbidden":
+        known = _names_in_section(cls, parts[:-1])
         return f"unknown setting {name!r}{nearest(parts[-1], known)}; there are: {', '.join(known)}"
     if error["type"] == "value_error":
-        return f"{name}: {error['ctx']['error']}" if name else str(error["ctx"]["error"])
+        message = str(error["ctx"]["error"])
+        return message if name in message else f"{name}: {message}"
     return f"{name} = {error['input']!r}: {error['msg']}"
+
+
+def description_of(cls: type[Settings], name: str) -> str:
+    """What a setting means: a subclass may change a default without saying it again."""
+    fields = (each.__dict__.get("__pydantic_fields__", {}).get(name) for each in cls.__mro__)
+    return next((field.description for field in fields if field and field.description), "")
+
+
+def _names_in_section(cls: type[Settings], parts: list[str]) -> list[str]:
+    """The settings of `cls`, or of a section within it."""
+    for part in parts:
+        section = cls.model_fields[part].annotation
+        assert isinstance(section, type)
+        assert issubclass(section, Settings)
+        cls = section
+    return list(cls.model_fields)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

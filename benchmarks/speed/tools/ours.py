@@ -1,6 +1,7 @@
 """bert4rec itself, through the same parts that `bert4rec train` and `Recommender` use."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import torch
@@ -17,75 +18,67 @@ from measure import (
 
 from bert4rec import __version__
 from bert4rec.allocator import keep_freed_memory
-from bert4rec.config import Config, load_config
+from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Vocabulary
-from bert4rec.data.splits import Spans
+from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.threads import WorkerThreads
 from bert4rec.recommender import Recommender
-from bert4rec.training.batches import Batch, cloze_task, epoch_order, make_batch
+from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
-from bert4rec.training.losses import make_loss
 from bert4rec.training.optimizer import Optimizer
+from bert4rec.training.setup import build_loss, build_model, build_stages
 
 USERS_AT_ONCE = 1024
 
 
-def spans(sequences: Sequences, n_left_out: int) -> Spans:
-    starts, ends = sequences.offsets[:-1], sequences.offsets[1:] - n_left_out
+def cloze_config(n_items: int, *changes: str) -> RunConfig:
+    """Cloze training on the last items of each history only, as the peers do."""
+    alike = ("stages.0.window_stride=none", "stages.0.last_item_share=0")
+    return resolve(load_config("bert4rec-2-stage", None, [*alike, *changes]), n_items)
+
+
+def histories_of(sequences: Sequences) -> Spans:
+    """All but the last item of each user."""
+    starts, ends = sequences.offsets[:-1], sequences.offsets[1:] - 1
     return Spans(sequences.tokens, starts, ends, np.arange(sequences.n_users))
 
 
-def training_steps(sequences: Sequences, config: Config) -> Iterator[int]:
+def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec train` does
-    train = spans(sequences, 2)
-    model = BERT4Rec(sequences.n_items, config.model).train()
-    counts = np.bincount(train.tokens, minlength=sequences.n_items)
-    loss = make_loss(config.training, counts)
-    task = cloze_task(train, sequences.n_items, config)
-    generator = np.random.default_rng(0)
-
-    def batches() -> Iterator[tuple[int, Spans, np.ndarray]]:
-        step = 0
-        while True:
-            windows = task.windows(generator)
-            for rows in epoch_order(len(windows), config.training.batch_size, generator):
-                yield step, windows, rows
-                step += 1
-
-    def make(given: tuple[int, Spans, np.ndarray]) -> Batch:
-        step, windows, rows = given
-        masks = torch.Generator().manual_seed(step)
-        return make_batch(task, windows, rows, sequences.n_items, masks)
-
+    split = leave_one_out(sequences)
+    model, loss = build_model(config, split.n_items, 0).train(), build_loss(config, split)
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
+        stage = build_stages(config, split, workers.n)[0]
         gradients = Gradients(model, loss, workers)
-        optimizer = Optimizer(model, config.training, is_sparse=loss.is_sparse)
-        for step, batch in enumerate(preparer.stream(make, batches(), ahead=2)):
-            gradients.add(batch, seed=step)
-            optimizer.step(config.training.learning_rate)
-            yield batch.n_sequences
+        optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+        step = 0
+        for epoch in count():
+            for batch in stage.batches.epoch(epoch, 0, preparer):
+                gradients.add(batch, stage.batches.seed_of(step))
+                optimizer.step(stage.settings.learning_rate)
+                step += 1
+                yield batch.n_sequences
 
 
-def recommender_of(sequences: Sequences, config: Config) -> Recommender:
+def recommender_of(sequences: Sequences, config: RunConfig) -> Recommender:
     ids = [f"item-{token}" for token in range(sequences.n_items)]
     counts = np.bincount(sequences.tokens, minlength=sequences.n_items)
     model = BERT4Rec(sequences.n_items, config.model).eval()
     return Recommender(model, Vocabulary(ids, counts), config, {})
 
 
-def scoring_steps(sequences: Sequences, config: Config) -> Iterator[int]:
+def scoring_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec recommend --users` does
     recommender = recommender_of(sequences, config)
-    histories = spans(sequences, 1).take(users_in_random_order(sequences.n_users))
+    histories = histories_of(sequences).take(users_in_random_order(sequences.n_users))
     while True:
         for first in range(0, len(histories), USERS_AT_ONCE):
             rows = np.arange(first, min(first + USERS_AT_ONCE, len(histories)))
-            for ranking in recommender.rank(histories.take(rows), TOP):
+            for ranking in recommender.top_k(histories.take(rows), TOP):
                 yield len(ranking.items)
 
 
-def milliseconds_for_one(sequences: Sequences, config: Config) -> float:
+def milliseconds_for_one(sequences: Sequences, config: RunConfig) -> float:
     """From raw ids to raw ids, titles and probabilities, by the public `recommend`."""
     recommender = recommender_of(sequences, config)
     users = users_in_random_order(sequences.n_users)[:N_HISTORIES]
@@ -98,19 +91,15 @@ def main() -> None:
     arguments = parse_arguments()
     torch.manual_seed(0)
     sequences = Sequences(arguments.sequences)
-    config = load_config(
-        "bert4rec-2-stage",
-        overrides=[
-            f"max_len={arguments.max_len}",
-            f"mask_ratio={arguments.mask_ratio}",
-            f"batch_size={arguments.batch}",
-            f"dim={arguments.dim}",
-            f"layers={arguments.layers}",
-            f"heads={arguments.heads}",
-            f"dropout={arguments.dropout}",
-            "window_step=none",  # the last items only, as the peers do
-            "last_item_share=0",
-        ],
+    config = cloze_config(
+        sequences.n_items,
+        f"model.max_len={arguments.max_len}",
+        f"model.dim={arguments.dim}",
+        f"model.layers={arguments.layers}",
+        f"model.heads={arguments.heads}",
+        f"model.dropout={arguments.dropout}",
+        f"stages.0.mask_ratio={arguments.mask_ratio}",
+        f"training.batch_size={arguments.batch}",
     )
     version, of_torch = __version__, torch.__version__
     if arguments.task == "one":

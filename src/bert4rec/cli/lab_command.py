@@ -21,7 +21,7 @@ def lab(
     data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option(help="Recipes or TOML files, separated by commas. [default: all]"),
+        typer.Option(help="Recipes or TOML files, separated by commas. \\[default: all]"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 3,
     budget: Annotated[

@@ -40,7 +40,7 @@ def reproduce(
     ] = "20m",
     seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Directory. [default: runs/reproduce/NAME]")
+        Path | None, typer.Option(help="Directory. \\[default: runs/reproduce/NAME]")
     ] = None,
     models: Annotated[
         list[str] | None, typer.Option(help="Only these contenders, separated by commas.")

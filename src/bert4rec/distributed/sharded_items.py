@@ -11,21 +11,20 @@ a process share one draw of negatives per step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Spans
+from bert4rec.distributed.shard_parameters import ShardParameters
 from bert4rec.distributed.sharded_rows import ShardedRows
 from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives
 from bert4rec.losses.sampled import SHARED_FROM, AmongTargets, InBatch, Sampled, SampledSettings
-from bert4rec.models.initialization import clear_reserved
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.scoring import UNREACHABLE
@@ -36,12 +35,14 @@ from bert4rec.training.gradients import Gradients
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.process_group import ProcessGroup, StepSignals
-from bert4rec.training.replica import StepResult, check_is_number, every_nth, share_of
+from bert4rec.training.replica import StepResult, check_is_number, copy_of, every_nth
 
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
-SCORES_AT_ONCE = 1 << 24
+SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
 SHARDABLE = ("bert4rec", "sasrec")  # one item embedding, which is also the output
-ROWS = ("items.weight", "output_bias")  # what is sharded; all models have the first
+KEEPS_NO_STAGES = (
+    "--keep-stages does not go with training.shard_items: no process has the whole model"
+)
 
 
 class _StepNegatives(Negatives):
@@ -62,15 +63,10 @@ class _StepNegatives(Negatives):
         return self.all_items.log_expected(self.items[items], n)
 
 
-KEEPS_NO_STAGES = (
-    "--keep-stages does not go with training.shard_items: no process has the whole model"
-)
-
-
 class ShardedItems:
-    """A `Trainee` for as many items as `bias` has, the initial output bias.
+    """A `Trainee` for as many items as `bias`, the initial output bias, has entries.
 
-    `small` knows a limited number of them at a time.
+    `small` holds as many of them at a time as its capacity allows.
     """
 
     def __init__(
@@ -85,19 +81,17 @@ class ShardedItems:
     ) -> None:
         self.small, self.n_items, self.group = small, len(bias), group
         self.weight_decay, self.capacity = config.training.weight_decay, small.n_items
-        self.n_negatives = 0
+        self.n_negatives = loss.n_negatives if isinstance(loss, Sampled) else 0
         self.negatives = _take_negatives(loss)
-        if isinstance(loss, Sampled):
-            self.n_negatives = loss.n_negatives
         self.gradients = Gradients(small, loss, workers, hardware, rank=group.rank)
         table = small.get_submodule("items")
         assert isinstance(table, RowEmbedding)
         self.table, self.shards = table, ShardedRows(group)
         self.n_special = len(table.weight) - self.capacity  # PAD and, of some, MASK
-        self.own = _OwnShard(small, self.shards, bias, self.n_special, config)
+        self.own = ShardParameters(small, self.shards, bias, config.training.seed)
         self.rest = self.own.rest
         self.reducer = group.gradient_reducer(self.rest)
-        self.best = self._copy()
+        self.best = copy_of(self.own)
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
@@ -109,8 +103,8 @@ class ShardedItems:
         random = np.random.SeedSequence([seed, self.group.rank, 1]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(random >> 1))
         drawn = self.negatives.all_items.draw((1, self.n_negatives), generator)[0]
-        parts = [x for each in batch.microbatches for x in (each.tokens.flatten(), each.targets)]
-        items = self._fill(torch.cat([*parts, drawn]))
+        tokens = [x for each in batch.microbatches for x in (each.tokens.flatten(), each.targets)]
+        items = self._fill(torch.cat([*tokens, drawn]))
         self.negatives.set(items, torch.searchsorted(items, drawn))
         microbatches = [
             each._replace(
@@ -121,10 +115,10 @@ class ShardedItems:
         local = Batch(microbatches, batch.n_sequences, batch.n_queries)
         loss = self.gradients.add(local, seed, scale=1 / n_queries)
         self._send_gradients(len(items))
-        # They are parts of the mean already: all together count as one query.
+        # The loss and its gradients are parts of the mean already: all count as one query.
         loss, signals = self.reducer.reduce(1 / self.group.n, loss, signals)
         check_is_number(loss)
-        self.optimizer.step(rate, self._length_of_gradient())
+        self.optimizer.step(rate, self._gradient_norm())
         return StepResult(loss, signals)
 
     def _fill(self, tokens: Tensor) -> Tensor:
@@ -176,7 +170,7 @@ class ShardedItems:
             own.grad = torch.zeros_like(own).index_add_(0, self.bias_request.theirs, received)
             bias.grad = None
 
-    def _length_of_gradient(self) -> float:
+    def _gradient_norm(self) -> float:
         """The same number in every process: the rows of all, and the rest of one."""
         rows = self.own.items.weight.grad
         assert rows is not None
@@ -190,7 +184,7 @@ class ShardedItems:
 
     @torch.inference_mode()
     def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
-        """Vectors of the histories go to all processes, and each scores its own items."""
+        """The vectors of all histories go to all processes, and each scores its own items."""
         self.small.eval()
         n, rank = self.group.n, self.group.rank
         mine = every_nth(held_out, rank, n)
@@ -220,10 +214,10 @@ class ShardedItems:
         return h, self.small.output().scores(h, local)[:, 0]
 
     def _count_before(self, h: Tensor, wanted: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
-        """(B, D) vectors, (B,) scores of the (B,) targets, (B, L) hidden items → (B,).
+        """How many items rank before each target: (B, D), (B,) scores, (B,), (B, L) hidden → (B,).
 
-        Every process has users of its own and counts for its items in all of them. Ties come before
-        the target, as everywhere; the target itself and hidden items do not count.
+        Every process has users of its own, and counts its own items for the users of all. Ties come
+        before the target, as everywhere; the target itself and hidden items do not count.
         """
         group = self.group
         n_rows, length = (
@@ -252,7 +246,7 @@ class ShardedItems:
         return n_before[group.rank * n_rows :][: len(h)]
 
     def keep_best(self) -> None:
-        self.best = self._copy()
+        self.best = copy_of(self.own)
 
     def load_best(self) -> None:
         self.own.load_state_dict(self.best)
@@ -262,123 +256,23 @@ class ShardedItems:
 
     def tensors(self) -> TrainingTensors:
         self.group.synchronize(self.rest.parameters())
-        return TrainingTensors(
-            self._own_share(self.own.state_dict()),
-            self._own_share(self.optimizer.tensors()),
-            self._own_share(self.best),
-        )
+        parts = self.own.state_dict(), self.optimizer.tensors(), self.best
+        return TrainingTensors(*map(self.own.to_checkpoint, parts))
 
     def restore(self, tensors: TrainingTensors) -> None:
-        self.own.load_state_dict(self._own_part(tensors.weights))
-        self.optimizer.restore(self._own_part(tensors.optimizer))
-        self.best = self._own_part(tensors.best)
+        self.own.load_state_dict(self.own.from_checkpoint(tensors.weights))
+        self.optimizer.restore(self.own.from_checkpoint(tensors.optimizer))
+        self.best = self.own.from_checkpoint(tensors.best)
 
     def finish(self, model: SequenceModel) -> None:
-        """The first process gets the whole embedding, a block at a time; others keep a shell."""
+        """The first process gets the whole model; that of the others has no weights."""
         self.load_best()
-        del self.optimizer, self.best, self.gradients
-        own, is_first = self.own.state_dict(), self.group.is_first
-        if is_first:
-            model.to_empty(device="cpu")
-            model.no_bias.zero_()
-            rest = {name: tensor for name, tensor in own.items() if name not in ROWS}
-            model.load_state_dict(rest, strict=False)
-        for name in ROWS:
-            if name in own:
-                target = model.get_parameter(name).detach() if is_first else None
-                _collect(own[name], target, self.group)
+        del self.optimizer, self.best, self.gradients  # their memory is needed for it
+        self.own.assemble(model)
         model.eval()
 
-    def _copy(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.own.state_dict().items()}
 
-    def _own_share(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Own rows under a name that says whose they are, and a share of what all have."""
-        whose = f"@{self.group.rank}/{self.group.n}"
-        own = {f"{k}{whose}": t for k, t in tensors.items() if _is_sharded(k) and t.ndim}
-        rest = {k: t for k, t in tensors.items() if f"{k}{whose}" not in own}
-        return own | share_of(rest, self.group)
-
-    def _own_part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What this process needs of a checkpoint, whatever the processes that wrote it."""
-        n, rank = self.group.n, self.group.rank
-        part = {name: tensors[name] for name in tensors if "@" not in name}
-        for name, tensor in part.items():
-            if _is_sharded(name) and tensor.ndim:  # of a training that was not sharded
-                part[name] = tensor[rank::n].clone()
-        sharded = sorted({name.partition("@")[0] for name in tensors if "@" in name})
-        for name in sharded:
-            parts = {
-                tuple(map(int, key.partition("@")[2].split("/"))): key
-                for key in tensors
-                if key.partition("@")[0] == name
-            }
-            if (rank, n) in parts:
-                part[name] = tensors[parts[rank, n]]
-                continue
-            is_vector = name.endswith("output_bias")
-            n_rows = self.n_items + (0 if is_vector else self.n_special)
-            rows = torch.arange(rank, n_rows, n)
-            for (owner, n_owners), key in parts.items():
-                theirs = tensors[key]
-                if name not in part:
-                    part[name] = theirs.new_empty(len(rows), *theirs.shape[1:])
-                is_here = rows % n_owners == owner
-                part[name][is_here] = theirs[rows[is_here] // n_owners]
-        return part
-
-
-class _OwnShard(nn.Module):
-    """The parameters that this process updates: its rows, and the rest of the model."""
-
-    output_bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        small: SequenceModel,
-        shards: ShardedRows,
-        bias: Tensor,
-        n_special: int,
-        config: RunConfig,
-    ) -> None:
-        super().__init__()
-        rank, n_items = shards.group.rank, len(bias)
-        n_rows = n_items + n_special
-        generator = torch.Generator().manual_seed(config.training.seed * 1_000_003 + rank)
-        self.items = RowEmbedding(shards.n_own(n_rows), small.settings.dim, sparse=True)
-        nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
-        if getattr(small.settings, "initialization", None) == "local":
-            with torch.no_grad():
-                clear_reserved(self.items.weight, small.settings.heads)
-        rows = torch.arange(rank, n_rows, shards.group.n)
-        is_special = rows >= n_items  # PAD and MASK start as in the small model
-        with torch.no_grad():
-            theirs = small.get_parameter("items.weight")[small.n_items :]
-            self.items.weight[is_special] = theirs[rows[is_special] - n_items]
-        self.n_items = shards.n_own(n_items)
-        has_bias = hasattr(small, "output_bias")
-        own_bias = bias[rank :: shards.group.n].clone()
-        self.output_bias = nn.Parameter(own_bias) if has_bias else None
-        for name, child in small.named_children():
-            if name != "items":
-                self.add_module(name, child)
-
-    @property
-    def rest(self) -> nn.Module:
-        rest = nn.Module()
-        for name, child in self.named_children():
-            if name != "items":
-                rest.add_module(name, child)
-        return rest
-
-    def output(self) -> tuple[Tensor, Tensor]:
-        """Vectors and biases of own items, without PAD and MASK, which come last."""
-        weight = self.items.weight[: self.n_items]
-        bias = self.output_bias
-        return weight, weight.new_zeros(self.n_items) if bias is None else bias
-
-
-def check_can_shard(config: RunConfig, n_processes: int) -> None:
+def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = False) -> None:
     """Before any work is done: what cannot be sharded, and what to do instead."""
     training, loss = config.training, config.loss
     if n_processes == 1:
@@ -395,6 +289,8 @@ def check_can_shard(config: RunConfig, n_processes: int) -> None:
             "training.shard_items needs a loss that touches some items only, and cross-entropy "
             "touches all: add --set loss.name=sampled-softmax"
         )
+    if keep_stages:
+        raise ValueError(KEEPS_NO_STAGES)
     is_drawn = isinstance(loss, SampledSettings) and loss.negatives != "in-batch"
     if isinstance(loss, SampledSettings) and is_drawn and loss.n_negatives < SHARED_FROM:
         raise ValueError(
@@ -409,9 +305,9 @@ def capacity_for(config: RunConfig, n_items: int, n_sequences: int) -> int:
     """The most items that a step of so many sequences, or a validation, can touch."""
     assert isinstance(config.model, SequenceModelSettings)
     n_negatives = config.loss.n_negatives if isinstance(config.loss, SampledSettings) else 0
-    in_batch = n_sequences * (config.model.max_len + 1) + n_negatives
-    in_answer = USERS_AT_ONCE * (config.model.max_len + 1)
-    return min(n_items, max(in_batch, in_answer))
+    in_step = n_sequences * (config.model.max_len + 1) + n_negatives
+    in_validation = USERS_AT_ONCE * (config.model.max_len + 1)
+    return min(n_items, max(in_step, in_validation))
 
 
 def _take_negatives(loss: Loss) -> _StepNegatives:
@@ -422,27 +318,6 @@ def _take_negatives(loss: Loss) -> _StepNegatives:
     assert isinstance(loss, AmongTargets)
     loss.popularity = popularity = _StepNegatives(loss.popularity)
     return popularity
-
-
-def _is_sharded(name: str) -> bool:
-    return name.endswith(ROWS)
-
-
-BLOCK = 1 << 16  # rows that travel at a time
-
-
-def _collect(own: Tensor, target: Tensor | None, group: ProcessGroup) -> None:
-    """Everybody's rows into the whole embedding of the first process."""
-    n_rows = int(group.sum(len(own))[0])
-    for first in range(0, -(-n_rows // group.n), BLOCK):
-        part = own.new_zeros(BLOCK, *own.shape[1:])
-        some = own[first : first + BLOCK]
-        part[: len(some)] = some
-        received = group.all_gather_tensor(part)
-        if target is not None:
-            for rank, block in enumerate(received):
-                rows = torch.arange(rank, n_rows, group.n)[first : first + BLOCK]
-                target[rows] = block[: len(rows)]
 
 
 def _padded_rows(tensor: Tensor, n_rows: int, value: float) -> Tensor:

@@ -34,17 +34,17 @@ class ShardedRows:
         return len(range(self.group.rank, n_rows, self.group.n))
 
     def request(self, rows: Tensor) -> RowRequest:
-        """(U,) rows of the whole table that this process needs."""
+        """(U,) rows of the whole embedding that this process needs → the request, sent to all."""
         n = self.group.n
         owners = rows % n
         order = owners.argsort(stable=True)
         n_ours = owners.bincount(minlength=n)
         n_theirs = torch.empty_like(n_ours)
         dist.all_to_all_single(n_theirs, n_ours)
-        asked = RowRequest(order, n_ours.tolist(), n_theirs.tolist(), n_theirs)
-        received = rows.new_empty(sum(asked.n_theirs))
-        dist.all_to_all_single(received, rows[order] // n, asked.n_theirs, asked.n_ours)
-        return RowRequest(order, asked.n_ours, asked.n_theirs, received)
+        from_each, to_each = n_ours.tolist(), n_theirs.tolist()
+        theirs = rows.new_empty(sum(to_each))
+        dist.all_to_all_single(theirs, rows[order] // n, to_each, from_each)
+        return RowRequest(order, from_each, to_each, theirs)
 
     def fetch(self, own: Tensor, request: RowRequest) -> Tensor:
         """The requested rows, in the order of the request, of an embedding of own rows."""

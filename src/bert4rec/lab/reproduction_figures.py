@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bert4rec.data.splits import Spans
 from bert4rec.durable import new_file, write_file
+from bert4rec.explanation import attention_weights
 from bert4rec.lab.lab_result import MeanEstimate
 from bert4rec.models import Model
 from bert4rec.models.bert4rec import BERT4Rec
@@ -103,7 +104,9 @@ def average_attention(
     def summed(part: NDArray[np.int64]) -> NDArray[np.float64]:
         length = int(n_read[part[0]])
         read = np.stack([histories[row][-length:] for row in part.tolist()]).astype(np.int64)
-        weights = model.attentions(torch.from_numpy(read))[..., -n_positions:, -n_positions:]
+        weights = attention_weights(model, torch.from_numpy(read))[
+            ..., -n_positions:, -n_positions:
+        ]
         total: NDArray[np.float64] = weights.double().sum(1).cpu().numpy()
         return total
 

@@ -213,7 +213,7 @@ def _parsed(name: str, tried: Any, start: Config) -> Distribution:
         # Whether heads divide the dim is checked for all pairs later.
         values = {name: value}
         if hasattr(start.model, "heads") and name in ("model.dim", "model.heads"):
-            values |= {"model.heads": 1} if name == "model.dim" else {"model.dim": value}
+            values |= {"model.heads": 1} if name == "model.dim" else {"model.dim": 4 * value}
         with_settings(start, values)
     if choices is not None:
         return CategoricalDistribution(tuple(dict.fromkeys(choices)))

@@ -24,7 +24,7 @@ from bert4rec.data.sequences import Sequences
 from bert4rec.interrupts import Interrupted, StopRequest, stop_requested
 from bert4rec.lab.contenders import flat_settings
 from bert4rec.lab.lab_directory import STUDY_FILE, LabRun, data_facts, write_json
-from bert4rec.lab.run_lab import StatusLine, describe_progress, status_line
+from bert4rec.lab.run_lab import describe_progress
 from bert4rec.lab.run_process import run_in_process
 from bert4rec.lab.search_space import Space, rounded, with_settings
 from bert4rec.lab.study import (
@@ -41,6 +41,7 @@ from bert4rec.lab.study import (
     settings_of_trial,
     start_value,
 )
+from bert4rec.progress import ProgressView
 
 
 class TrialPruned(Exception):
@@ -90,19 +91,20 @@ def tune(
     with (
         stop_requested() as is_stopped,
         open_study(out, terms) as (study, lock),
-        status_line(console) as status,
+        ProgressView(console=console) as view,
     ):
         write_json(out / STUDY_FILE, {"data": data_facts(out, sequences, options.data_name)})
-        status.say(_plan_line(study, space, options))
-        while len(finished(study)) < options.n_trials and time.monotonic() < ends_at:
+        view.say(_plan_line(study, space, options))
+        while (n_done := len(finished(study))) < options.n_trials and time.monotonic() < ends_at:
             is_stopped.raise_if_stopped()
             trial = ask(study, space, options.seed)
+            view.begin(f"trial {n_done + 1}", n_done, options.n_trials)
             try:
-                _run(study, trial, terms, RunningTrial(out, lock, is_stopped, status))
+                _run(study, trial, terms, RunningTrial(out, lock, is_stopped, view, n_done))
             except Interrupted:
                 requeue(study, trial.number, is_suspect=False)
                 raise
-            status.say(_trial_line(study, trial.number, space, options.n_trials))
+            view.say(_trial_line(study, trial.number, space, options.n_trials))
             save_best(study, space, out, options.data_name)
         if not completed(study):
             raise ValueError("no trial was completed: give a longer --timeout")
@@ -126,7 +128,8 @@ class RunningTrial:
     out: Path
     lock: int
     is_stopped: StopRequest
-    status: StatusLine
+    view: ProgressView
+    n_done: int  # trials before it
 
 
 def _run(study: Study, trial: Trial, terms: StudyTerms, running: RunningTrial) -> None:
@@ -175,7 +178,7 @@ def run_trial(
     curve, began = TrialCurve(report), time.monotonic()
 
     def look() -> None:
-        running.status.show(lambda: f"{run.name}: {describe_progress(run, began)}")
+        running.view.update(running.n_done, facts=describe_progress(run, began))
         if (fitted := run.fitted()) is not None:
             epochs = [stage["epochs"] for stage in fitted["config"]["stages"]]
             for event in run.events()[curve.n_seen :]:

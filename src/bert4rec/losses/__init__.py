@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from bert4rec.models.output import Output
@@ -31,6 +31,16 @@ class AutoLoss(LossSettings):
     """cross-entropy, and from 20,000 items on a sampled softmax."""
 
     name: Literal["auto"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_settings(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (others := values.keys() - {"name"}):
+            raise ValueError(
+                f"{', '.join(sorted(others))}: loss.name is auto, which has no settings: choose "
+                "one that has them, as in loss.name=sampled-softmax"
+            )
+        return values
 
 
 class Loss(Protocol):

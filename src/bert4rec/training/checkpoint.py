@@ -1,8 +1,8 @@
-"""Checkpoints: all that a run needs to go on as if nothing had happened.
+"""Checkpoints: all that a run needs to resume as if it had not been interrupted.
 
 A checkpoint is a directory `checkpoints/<number>` with `state.json`, `weights.safetensors`,
 `optimizer.safetensors`, `best.safetensors` and a manifest. It is renamed into place when it is
-complete, and only then is the one before it deleted: a kill at any moment leaves a good one.
+complete, and only then is the one before it deleted: a kill at any moment leaves a whole one.
 
 Several processes each write a share of the tensors (`weights-1.safetensors`, …) into the same
 directory, which must lie on storage that all of them see; any number of processes can read it.
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from bert4rec.durable import new_directory, verify_manifest
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
+
+KINDS = ("weights", "optimizer", "best")
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Progress:
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of some files, each read when it is asked for: a table may be too large."""
+    """The tensors of some files, each read on access: all of them may not fit into memory."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._path_of: dict[str, Path] = {}
@@ -70,7 +72,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class TrainingTensors:
-    """The tensors of a training, or what one process has of them."""
+    """The tensors of a run, or those that one process writes or needs."""
 
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
@@ -79,29 +81,34 @@ class TrainingTensors:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """One moment of a run, and which run it belongs to."""
+
     progress: Progress
     tensors: TrainingTensors
-    identity: dict[str, Any]  # the configuration and data that it belongs to
-    launch: str | None = None  # which start of processes wrote it, where that has a name
+    identity: dict[str, Any]  # the configuration and data of the run
+    launch: str | None = None  # the name of the launch that wrote it, if it has one
 
 
 def save_checkpoint(
     run: Path, checkpoint: Checkpoint, group: ProcessGroup = SINGLE_PROCESS
 ) -> None:
-    """Called by all processes; each writes the tensors that it has, the first one the rest."""
+    """Called by all processes: each writes its tensors, and the first one everything else."""
     if not group.is_first:
         _write(checkpoint.tensors, run / "checkpoints" / group.from_first(None), group)
-        group.barrier()  # all parts are there
-        group.barrier()  # it has its name
+        group.barrier()  # all tensors are written
+        group.barrier()  # the checkpoint is complete
         return
     folder = run / "checkpoints"
-    number = max((int(path.name) for path in _complete(folder)), default=0) + 1
+    number = max((int(path.name) for path in _checkpoints(folder)), default=0) + 1
     with new_directory(folder / f"{number:06d}") as directory:
         group.from_first(directory.name)
         _write(checkpoint.tensors, directory, group)
-        facts = {"identity": checkpoint.identity, "launch": checkpoint.launch}
-        text = json.dumps({"progress": asdict(checkpoint.progress)} | facts)
-        (directory / "state.json").write_text(text, encoding="utf-8")
+        state = {
+            "progress": asdict(checkpoint.progress),
+            "identity": checkpoint.identity,
+            "launch": checkpoint.launch,
+        }
+        (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
         group.barrier()
         for rank in range(group.n):
             if not (directory / _file_name("best", rank, group.n)).is_file():
@@ -118,38 +125,33 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
     if directory is None:
         return None
     verify_manifest(directory)
-    facts = _facts(directory)
-    parts = (
-        StoredTensors(sorted(directory.glob(f"{kind}*.safetensors")))
-        for kind in ("weights", "optimizer", "best")
-    )
+    state = _state(directory)
+    tensors = (StoredTensors(sorted(directory.glob(f"{kind}*.safetensors"))) for kind in KINDS)
     return Checkpoint(
-        Progress(**facts["progress"]),
-        TrainingTensors(*parts),
-        facts["identity"],
-        facts.get("launch"),
+        Progress(**state["progress"]),
+        TrainingTensors(*tensors),
+        state["identity"],
+        state["launch"],
     )
 
 
 def begun_by(run: Path) -> str | None:
-    """The launch that wrote the newest checkpoint; None if there is none or it had no name."""
+    """The name of the launch that wrote the newest checkpoint; None if there is none."""
     directory = _newest(run)
-    return None if directory is None else _facts(directory).get("launch")
+    return None if directory is None else _state(directory)["launch"]
 
 
 def identity_of(run: Path) -> dict[str, Any]:
-    """What the newest checkpoint belongs to; empty if there is none."""
+    """The identity of the newest checkpoint; empty if there is none."""
     directory = _newest(run)
-    identity: dict[str, Any] = {} if directory is None else _facts(directory)["identity"]
+    identity: dict[str, Any] = {} if directory is None else _state(directory)["identity"]
     return identity
 
 
-def _write(state: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
-    for kind in ("weights", "optimizer", "best"):
-        tensors = {
-            name: tensor.detach().contiguous() for name, tensor in getattr(state, kind).items()
-        }
-        save_file(tensors, directory / _file_name(kind, group.rank, group.n))
+def _write(tensors: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
+    for kind in KINDS:
+        some = {name: t.detach().contiguous() for name, t in getattr(tensors, kind).items()}
+        save_file(some, directory / _file_name(kind, group.rank, group.n))
 
 
 def _file_name(kind: str, rank: int, n: int) -> str:
@@ -157,7 +159,7 @@ def _file_name(kind: str, rank: int, n: int) -> str:
 
 
 def has_checkpoint(run: Path) -> bool:
-    return bool(_complete(run / "checkpoints"))
+    return bool(_checkpoints(run / "checkpoints"))
 
 
 def delete_checkpoints(run: Path) -> None:
@@ -165,14 +167,14 @@ def delete_checkpoints(run: Path) -> None:
 
 
 def _newest(run: Path) -> Path | None:
-    return max(_complete(run / "checkpoints"), key=lambda path: int(path.name), default=None)
+    return max(_checkpoints(run / "checkpoints"), key=lambda path: int(path.name), default=None)
 
 
-def _facts(directory: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((directory / "state.json").read_text(encoding="utf-8"))
-    return facts
+def _state(directory: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+    return state
 
 
-def _complete(folder: Path) -> list[Path]:
-    """Checkpoints under their final names; leftovers of a killed save start with a dot."""
+def _checkpoints(folder: Path) -> list[Path]:
+    """The complete ones, under their final names; leftovers of a killed save start with a dot."""
     return [path for path in folder.glob("[0-9]*") if path.is_dir()] if folder.is_dir() else []

@@ -2,8 +2,8 @@
 
 Each worker thread computes whole microbatches on its share of the cores. It has a copy of the model
 that shares the weights with the original and has gradients of its own; at the end they are added to
-those of the first. Which worker gets which microbatch follows from the sizes alone, so that a run
-is bit-identical with the same numbers of workers and cores.
+those of the original. Which worker gets which microbatch follows from the sizes alone, so that a
+run is bit-identical with the same numbers of workers and cores.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 
 
 class Gradients:
+    """Adds the gradient of a batch to that of a model, on several worker threads."""
+
     def __init__(
         self,
         model: SequenceModel,
@@ -40,7 +42,7 @@ class Gradients:
             table.sparse = loss.is_sparse and uses_sparse_gradient(table.num_embeddings)
         self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
-        # Gradients that are added to in place, from the first step on.
+        # From the first step on losses and embeddings add to these gradients in place.
         for each in self.models:
             for table in _tables(each):
                 if not table.sparse:
@@ -53,7 +55,7 @@ class Gradients:
     def add(self, batch: Batch, seed: int, scale: float | None = None) -> float:
         """Add the gradient of the mean loss of `batch` to the model's; returns that loss.
 
-        `scale` is one over all queries, where other processes have a part of the batch.
+        `scale` is 1 / the number of queries, unless other processes have a part of the batch.
         """
         scale = 1 / batch.n_queries if scale is None else scale
         shares = distribute(batch.microbatches, self.workers.n, self.models[0].n_items)
@@ -70,19 +72,19 @@ class Gradients:
 
     def _work(self, worker: int, microbatches: list[Microbatch], scale: float, seed: int) -> float:
         model, device = self.models[worker], self.hardware.device
-        place = [seed, worker, self.rank]
-        for_dropout, for_loss = np.random.SeedSequence(place).generate_state(2).tolist()
+        seeds = np.random.SeedSequence([seed, worker, self.rank])
+        for_dropout, for_loss = seeds.generate_state(2).tolist()
         masks = torch.Generator(device).manual_seed(for_dropout)
         negatives = torch.Generator().manual_seed(for_loss)
         for dropout in self.dropouts[worker]:
             dropout.reuse_masks(masks)
         try:
-            return sum(self._one(model, each, scale, negatives) for each in microbatches)
+            return sum(self._add_microbatch(model, each, scale, negatives) for each in microbatches)
         finally:
             for dropout in self.dropouts[worker]:
                 dropout.reuse_masks(None)
 
-    def _one(
+    def _add_microbatch(
         self,
         model: SequenceModel,
         microbatch: Microbatch,
@@ -106,7 +108,7 @@ def _tables(model: SequenceModel) -> list[RowEmbedding]:
 
 
 def distribute(microbatches: list[Microbatch], n: int, n_items: int) -> list[list[Microbatch]]:
-    """Microbatches for `n` workers, each to the one that has the least to do, largest first."""
+    """Microbatches for `n` workers: the largest first, each to the worker with the least work."""
     costs = {id(each): _cost(each, n_items) for each in microbatches}
     shares: list[list[Microbatch]] = [[] for _ in range(n)]
     busy = [0.0] * n
@@ -131,7 +133,7 @@ def _sharing_weights(model: SequenceModel) -> SequenceModel:
 
 
 def _move_gradient(source: nn.Parameter, to: nn.Parameter) -> None:
-    """Add one parameter's gradient to another's, and start again from nothing."""
+    """Add one parameter's gradient to another's, and clear the first."""
     if source.grad is None:
         return
     if to.grad is None:
@@ -147,11 +149,11 @@ def _move_gradient(source: nn.Parameter, to: nn.Parameter) -> None:
 
 
 def clip_gradient(
-    parameters: list[nn.Parameter], longest: float, length: float | None = None
+    parameters: list[nn.Parameter], max_norm: float, norm: float | None = None
 ) -> Tensor:
-    """Scale the gradient down to `longest`; returns how long it was. Sparse ones count as well.
+    """Scale the gradient down to `max_norm`, sparse ones included; returns the norm it had.
 
-    Its `length` is given where these are a part of it only.
+    `norm` is that of the whole gradient where these parameters have a part of it only.
     """
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -161,10 +163,10 @@ def clip_gradient(
         for parameter in parameters
         if parameter.grad is not None
     ]
-    norm: Tensor = torch.stack([each.norm() for each in values]).norm()
-    if length is not None:
-        norm = norm.new_tensor(length)
-    if bool(norm > longest):
+    found: Tensor = torch.stack([each.norm() for each in values]).norm()
+    if norm is not None:
+        found = found.new_tensor(norm)
+    if bool(found > max_norm):
         for each in values:
-            each.mul_(longest / norm)
-    return norm
+            each.mul_(max_norm / found)
+    return found

@@ -1,7 +1,7 @@
 """Where and in which precision a model is trained.
 
-bf16 on a CPU is tried out in a child process before it is trusted: some processors say that they
-have instructions for it and die of them, and on many it is slower than float32.
+bf16 on a CPU is tried in a child process first: some processors advertise instructions for it and
+crash on them, and on many it is slower than float32.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 
 @dataclass(frozen=True)
 class Hardware:
+    """A device and a precision."""
+
     device: torch.device
     uses_bf16: bool
 
@@ -60,7 +62,7 @@ class Hardware:
 def choose_hardware(
     config: TrainingSettings, probe: Callable[[], float | None] | None = None
 ) -> Hardware:
-    """What the settings ask for; a ValueError says why it cannot be had."""
+    """What the settings name; a ValueError says why it is not available."""
     device = _device(config.device)
     if config.precision != "bf16":
         is_bf16 = config.precision == "auto" and device.type == "cuda"
@@ -97,20 +99,20 @@ def bf16_times_faster() -> float | None:
             timeout=120,
         )
     except subprocess.TimeoutExpired:
-        return 0.01  # so slow that its speed does not matter
+        return 0.01  # far too slow, however slow exactly
     return float(done.stdout) if done.returncode == 0 else None
 
 
 def _device(wanted: Literal["auto", "cpu", "cuda", "mps"]) -> torch.device:
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wanted == "auto":
-        wanted = "cuda" if there["cuda"] else "mps" if there["mps"] else "cpu"
-    if not there.get(wanted, True):
+        wanted = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    if not available.get(wanted, True):
         raise ValueError(
             f"training.device = {wanted!r}: torch finds none on this machine: "
             "train with --set device=cpu, or install a torch build for it"
         )
-    if wanted == "cuda" and "LOCAL_RANK" in os.environ:  # of several processes each has its own
+    if wanted == "cuda" and "LOCAL_RANK" in os.environ:  # each process has a GPU of its own
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(wanted)

@@ -52,6 +52,20 @@ class RunDirectory:
     launch: str | None = None  # which start of several processes this is, where that has a name
 
 
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """How a run is carried out, beside its settings."""
+
+    exclude_seen: bool = True  # in validations
+    minutes: float | None = None  # end with the epoch in which this much time is over
+    keep_stages: bool = False  # write the best weights at the end of each stage
+    is_stopped: Callable[[], bool] = _never  # whether to save and stop after this step
+
+
 class TrainingLoop:
     """Trains to the best validation NDCG@10, or to the end where `validation` is None."""
 
@@ -63,13 +77,11 @@ class TrainingLoop:
         training: TrainingSettings,
         directory: RunDirectory,
         log: RunLog,
+        options: LoopOptions = LoopOptions(),  # noqa: B008
     ) -> None:
         self.trainee, self.stages, self.validation = trainee, stages, validation
         self.training, self.directory, self.log = training, directory, log
-        self.exclude_seen = True
-        self.minutes: float | None = None
-        self.keep_stages = False
-        self.is_stopped: Callable[[], bool] = lambda: False
+        self.options = options
         self.progress = Progress()
         self.last_save = time.monotonic()
 
@@ -131,7 +143,7 @@ class TrainingLoop:
     def _step(self, stage: Stage, batch: Batch) -> StepResult:
         is_due = time.monotonic() - self.last_save > SAVE_EVERY
         wants_save = self.trainee.group.is_first and is_due
-        signals = StepSignals(self.is_stopped(), wants_save, batch.n_sequences)
+        signals = StepSignals(self.options.is_stopped(), wants_save, batch.n_sequences)
         seed = stage.batches.seed_of(self.progress.step)
         return self.trainee.step(batch, seed, self._learning_rate(stage), signals)
 
@@ -156,7 +168,7 @@ class TrainingLoop:
 
     def _end_stage(self, stage: Stage) -> None:
         progress = self.progress
-        if self.keep_stages:
+        if self.options.keep_stages:
             path = self.directory.path / f"stage-{progress.stage}.safetensors"
             self.trainee.save_best(path)
         progress.stage += 1
@@ -166,7 +178,7 @@ class TrainingLoop:
 
     def _validate(self, stage: Stage, validation: HeldOut) -> None:
         progress, started = self.progress, time.monotonic()
-        ranks = self.trainee.rank(validation, exclude_seen=self.exclude_seen)
+        ranks = self.trainee.rank(validation, exclude_seen=self.options.exclude_seen)
         ndcg, hit_rate = (float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR"))
         progress.seconds += time.monotonic() - started
         is_best = ndcg > progress.best
@@ -203,9 +215,9 @@ class TrainingLoop:
 
     def _is_out_of_time(self) -> bool:
         """By the first process's clock."""
-        if self.minutes is None:
+        if self.options.minutes is None:
             return False
-        is_over = self.progress.seconds >= 60 * self.minutes
+        is_over = self.progress.seconds >= 60 * self.options.minutes
         return bool(self.trainee.group.from_first(is_over))
 
     def _save(self) -> None:

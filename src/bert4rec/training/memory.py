@@ -1,8 +1,13 @@
-"""How much memory a training run will need, before it starts."""
+"""How much memory a training run will need, before it starts.
+
+An estimate from the shapes alone. What autograd keeps is that of the Transformer; other models keep
+less.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +26,21 @@ from bert4rec.threads import default_workers
 FLOAT = 4
 GIB = 2**30
 VALIDATION_ROWS = 256
+# Numbers that autograd keeps per position and unit of width, in each block: the input, q, k, v, the
+# mixture, the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
+KEPT_PER_BLOCK = 26
+KEPT_BESIDE_BLOCKS = 4
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    parameters: int  # bytes, as all of these; twice, as the best ones are kept aside
-    optimizer: int  # a gradient for each worker, and AdamW's two moments
-    batch: int  # what the workers hold for the microbatches they compute, or a validation
+    """Bytes of one process."""
+
+    parameters: int  # twice: the best ones are kept aside
+    optimizer: int  # a gradient per worker, and AdamW's two moments
+    batch: int  # what the workers hold for their microbatches, or for a validation
     process: int = 400 * 2**20  # Python, torch and the data that is mapped
-    whole: int = 0  # at the end of a training with sharded items, for the first process
+    whole: int = 0  # for the first process, when it assembles sharded items
 
     @property
     def total(self) -> int:
@@ -38,8 +49,8 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         return (
-            f"memory estimate: {_size(self.total)} = parameters {_size(self.parameters)} + optimiser "
-            f"{_size(self.optimizer)} + largest batch {_size(self.batch)} + process "
+            f"memory estimate: {_size(self.total)} = parameters {_size(self.parameters)} + "
+            f"optimizer {_size(self.optimizer)} + largest batch {_size(self.batch)} + process "
             f"{_size(self.process)}"
         )
 
@@ -47,55 +58,60 @@ class MemoryEstimate:
 def estimate_memory(
     config: RunConfig, n_items: int, longest: int, n_users: int = 0, n_processes: int = 1
 ) -> MemoryEstimate:
-    """An estimate for one process from the shapes; `longest` is the longest training history.
-
-    What is kept between the passes is that of the Transformer; other models keep less.
-    """
+    """For one process; `longest` is the longest training history."""
     model, training = config.model, config.training
     assert isinstance(model, SequenceModelSettings)
-    model_class = _class_of(config)
-    length = min(model.max_len, longest)
     n_workers = training.workers or default_workers()
-    n_parameters = _n_parameters(config, n_items, n_users)
-    whole = 0
+    n_parameters, whole = _n_parameters(config, n_items, n_users), 0
     if training.shard_items:
-        n_rows = n_items * (model.dim + 1)
-        n_parameters += n_rows // n_processes - n_rows
-        whole = (n_rows + n_rows // n_processes) * FLOAT
+        n_sharded = n_items * (model.dim + 1)
+        n_parameters += n_sharded // n_processes - n_sharded
+        whole = (n_sharded + n_sharded // n_processes) * FLOAT
+    length = min(model.max_len, longest)
     # A worker holds one microbatch at a time.
-    at_once = model_class.microbatch.positions
-    positions = min(training.batch_size * length, max(at_once, length))
-    # What autograd keeps per position and block, in widths of dim: the input, q, k, v, the mixture,
-    # the projections, sums, norms and dropout, and three arrays of the fourfold inner layer.
-    layers = getattr(model, "layers", 1)
-    kept = positions * model.dim * (4 + layers * 26) * FLOAT
-    has_mask_per_item = model_class.has_mask and any(
-        stage.objective == "next_item" for stage in config.stages
-    )
-    if has_mask_per_item:
-        kept *= 2
-    if getattr(
-        model, "attention_dropout", 0
-    ):  # no fused kernel: scores, probabilities, mask and product are kept
-        kept += layers * 4 * positions * length * getattr(model, "heads", 1) * FLOAT
-    scores = min(max(SCORES_BYTES, n_items * FLOAT), VALIDATION_ROWS * n_items * FLOAT)
-    validation = 2 * scores  # and comparisons with them
+    largest = max(_class_of(config).microbatch.positions, length)
+    positions = min(training.batch_size * length, largest)
     if config.loss.name == "cross-entropy":
-        ratios = [
-            stage.mask_ratio if isinstance(stage, ClozeStage) else 1 for stage in config.stages
-        ]
-        n_queries = int(positions * max(ratios, default=1)) + 1
+        n_queries = int(positions * _query_share(config)) + 1
         loss = min(LOGITS_BYTES, n_queries * n_items * FLOAT)
         gradients = n_workers * n_parameters * FLOAT
     else:  # the gradient is sparse: rows of the microbatch, the targets and the negatives
         n_negatives = config.loss.n_negatives if isinstance(config.loss, SampledSettings) else 1024
         n_scores = min(n_negatives * positions, AT_ONCE)
         loss = (3 * n_scores + 4 * positions * model.dim) * FLOAT
-        n_whole = n_parameters // 10 if uses_sparse_gradient(n_items) else n_workers * n_parameters
-        gradients = n_whole * FLOAT
-    batch = n_workers * max(int(1.3 * kept) + loss, validation)
-    optimizer = 2 * n_parameters * FLOAT + gradients
-    return MemoryEstimate(2 * n_parameters * FLOAT, optimizer, batch, whole=whole)
+        n_dense = n_parameters // 10 if uses_sparse_gradient(n_items) else n_workers * n_parameters
+        gradients = n_dense * FLOAT
+    scores = min(max(SCORES_BYTES, n_items * FLOAT), VALIDATION_ROWS * n_items * FLOAT)
+    validation = 2 * scores  # and comparisons with them
+    step = int(1.3 * _kept_for_backward(config, positions, length)) + loss
+    return MemoryEstimate(
+        parameters=2 * n_parameters * FLOAT,
+        optimizer=2 * n_parameters * FLOAT + gradients,
+        batch=n_workers * max(step, validation),
+        whole=whole,
+    )
+
+
+def _kept_for_backward(config: RunConfig, positions: int, length: int) -> int:
+    """Bytes that autograd keeps of a microbatch."""
+    model = config.model
+    assert isinstance(model, SequenceModelSettings)
+    layers = getattr(model, "layers", 1)
+    kept = positions * model.dim * (KEPT_BESIDE_BLOCKS + layers * KEPT_PER_BLOCK) * FLOAT
+    objectives = {stage.objective for stage in config.stages if stage.epochs}
+    if _class_of(config).has_mask and "next_item" in objectives:
+        kept *= 2  # as many [MASK]s as items
+    if getattr(model, "attention_dropout", 0):
+        # There is no fused kernel for it: scores, probabilities, mask and product are kept.
+        kept += layers * 4 * positions * length * getattr(model, "heads", 1) * FLOAT
+    return kept
+
+
+def _query_share(config: RunConfig) -> float:
+    """The largest share of the positions that are queries, in any stage."""
+    stages = [stage for stage in config.stages if stage.epochs and stage.objective != "last_item"]
+    ratios = [stage.mask_ratio if isinstance(stage, ClozeStage) else 1.0 for stage in stages]
+    return max(ratios, default=1.0)
 
 
 def _class_of(config: RunConfig) -> type[SequenceModel]:
@@ -119,22 +135,29 @@ def check_memory(
     n_processes: int = 1,
 ) -> MemoryEstimate:
     """The estimate; a ValueError that says which settings would fit when this one does not."""
-    estimate = estimate_memory(config, n_items, longest, n_users, n_processes)
+
+    def estimated(config: RunConfig) -> MemoryEstimate:
+        return estimate_memory(config, n_items, longest, n_users, n_processes)
+
+    estimate = estimated(config)
     if available is None or estimate.total <= available:
         return estimate
+
+    def fits(config: RunConfig) -> bool:
+        return estimated(config).total <= available
+
     raise ValueError(
         f"this run needs about {_size(estimate.total)} of memory and {_size(available)} are free. "
-        f"{estimate}. {_advice(config, n_items, longest, available, n_users)}"
+        f"{estimate}. {_advice(config, n_items, fits)}"
     )
 
 
-def _advice(config: RunConfig, n_items: int, longest: int, available: int, n_users: int) -> str:
-    def fits(change: str) -> bool:
+def _advice(config: RunConfig, n_items: int, fits: Callable[[RunConfig], bool]) -> str:
+    def helps(change: str) -> bool:
         try:
-            smaller = resolve(override_config(config, [change]), n_items)
+            return fits(resolve(override_config(config, [change]), n_items))
         except ValueError:  # a width that the heads do not divide
             return False
-        return estimate_memory(smaller, n_items, longest, n_users).total <= available
 
     assert isinstance(config.model, SequenceModelSettings)
     ideas = []
@@ -145,11 +168,11 @@ def _advice(config: RunConfig, n_items: int, longest: int, available: int, n_use
         ("model.dim", config.model.dim, 8),
     ):
         value //= 2
-        while value >= smallest and not fits(f"{name}={value}"):
+        while value >= smallest and not helps(f"{name}={value}"):
             value //= 2
         if value >= smallest:
             ideas.append(f"--set {name}={value}")
-    if getattr(config.model, "attention_dropout", 0) and fits("model.attention_dropout=0"):
+    if getattr(config.model, "attention_dropout", 0) and helps("model.attention_dropout=0"):
         ideas.append("--set model.attention_dropout=0")
     if not ideas:
         return "No smaller setting alone fits: drop rare items (--set data.min_item_actions=5)."
@@ -171,12 +194,12 @@ def available_memory() -> int | None:
 
 def _container_limit(folder: Path) -> list[int]:
     """What a container may still take; file pages that the kernel would give up count as free."""
-    limit, used, facts = (folder / f"memory.{name}" for name in ("max", "current", "stat"))
-    if not (limit.exists() and used.exists() and facts.exists()):
+    limit, used, stat = (folder / f"memory.{name}" for name in ("max", "current", "stat"))
+    if not (limit.exists() and used.exists() and stat.exists()):
         return []
     if (text := limit.read_text().strip()) == "max":
         return []
-    statistics = dict(line.split() for line in facts.read_text().splitlines())
+    statistics = dict(line.split() for line in stat.read_text().splitlines())
     return [int(text) - int(used.read_text()) + int(statistics.get("inactive_file", 0))]
 
 

@@ -1,9 +1,9 @@
 """AdamW for everything, or Adam on the touched rows of large embeddings where the loss is sampled.
 
-With a full softmax every item embedding has a gradient in every step. A sampled loss touches the items
-of the batch and its negatives; updating a million others by a gradient of zero would cost more than
-the rest of the step. `SparseAdam` leaves them and their moments alone until they occur, and has no
-weight decay.
+With a full softmax every item embedding has a gradient in every step. A sampled loss touches the
+items of the batch and its negatives; updating a million others by a gradient of zero would cost
+more than the rest of the step. `SparseAdam` leaves them and their moments alone until they occur,
+and has no weight decay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.training.gradients import clip_gradient
 
-CLIP_NORM = 5.0  # longest gradient, as in the authors' code; longer ones are scaled down
+CLIP_NORM = 5.0  # largest norm of a gradient, as in the authors' code; larger ones are scaled down
 
 
 class Optimizer:
@@ -32,12 +32,12 @@ class Optimizer:
         if rows:
             self.optimizers.append(torch.optim.SparseAdam(rows))
 
-    def step(self, learning_rate: float, length: float | None = None) -> None:
-        """Clip, move the parameters, and clear the gradients.
+    def step(self, learning_rate: float, norm: float | None = None) -> None:
+        """Clip the gradient, update the parameters and clear the gradient.
 
-        `length` is that of the gradient where other processes have parts of it.
+        `norm` is that of the whole gradient where other processes have parts of it.
         """
-        clip_gradient(list(self.parameters.values()), CLIP_NORM, length)
+        clip_gradient(list(self.parameters.values()), CLIP_NORM, norm)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -49,7 +49,7 @@ class Optimizer:
                 parameter.grad.zero_()  # kept, so that losses and embeddings can add to it in place
 
     def moments(self) -> list[Tensor]:
-        """Those that are moved in place."""
+        """The optimizer's tensors, which it updates in place."""
         states = (state for each in self.optimizers for state in each.state.values())
         return [
             value

@@ -1,7 +1,7 @@
-"""What a person sees of a training run, and what is kept of it.
+"""What a run prints and logs.
 
-On a terminal a live line with a bar; elsewhere plain lines. `log.jsonl` always gets one JSON object
-per event, and TensorBoard the same numbers when asked for.
+A terminal shows a live progress bar; elsewhere plain lines are printed. `log.jsonl` always gets one
+JSON object per event, and TensorBoard the same numbers on request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ PLAIN_LINE_EVERY = 30.0  # seconds between two lines where there is no terminal
 
 
 class RunLog:
-    """Live view and log of one run. `step` is called once per step and must cost next to nothing."""
+    """Live view and log of one run.
+
+    Of several processes the first is shown and writes the log; the others keep quiet.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,6 @@ class RunLog:
         *,
         is_shown: bool = True,
     ) -> None:
-        """Of several processes the first is shown and writes the log; the others keep quiet."""
         self.is_shown = is_shown
         self.console = console or Console(stderr=True, quiet=not is_shown)
         self.log_path = run / "log.jsonl"
@@ -74,11 +76,15 @@ class RunLog:
         self._started, self._done_at_start, self._sequences = time.monotonic(), done, 0
 
     def step(self, progress: RunProgress, n_sequences: int) -> None:
+        """Called once per step: it must cost next to nothing."""
         done = progress.step
         self._sequences += n_sequences
         now = time.monotonic()
         rate = self._sequences / max(now - self._started, 1e-9)
-        facts = f"epoch {progress.epoch + 1}  loss {progress.mean_loss:.3f}  NDCG@10 {self._ndcg}  {rate:,.0f} seq/s"
+        facts = (
+            f"epoch {progress.epoch + 1}  loss {progress.mean_loss:.3f}  "
+            f"NDCG@10 {self._ndcg}  {rate:,.0f} seq/s"
+        )
         self._bar.update(self._task, completed=done, facts=facts)
         if not self.console.is_terminal and now - self._last_line > PLAIN_LINE_EVERY:
             steps = done - self._done_at_start
@@ -93,18 +99,20 @@ class RunLog:
             f"NDCG@10 {event['ndcg@10']:.4f}  HR@10 {event['hr@10']:.4f}  "
             f"{event['sequences_per_second']:,.0f} seq/s  {event['seconds'] / 60:.1f} min{mark}"
         )
-        self._keep(event)
+        self._write(event)
 
     def trained(self, event: dict[str, Any]) -> None:
-        """As `validated`, where there is nothing to validate on."""
+        """As `validated`, for a run that does not validate."""
         self.say(
             f"{event['stage']}: epoch {event['epoch']}  loss {event['loss']:.3f}  "
             f"{event['sequences_per_second']:,.0f} seq/s  {event['seconds'] / 60:.1f} min"
         )
-        self._keep(event)
+        self._write(event)
 
-    def _keep(self, event: dict[str, Any]) -> None:
-        self.log(event)
+    def _write(self, event: dict[str, Any]) -> None:
+        if self.is_shown:
+            with self.log_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
         if self._writer is not None:
             for key in ("loss", "ndcg@10", "hr@10", "learning_rate"):
                 if key in event:
@@ -116,14 +124,8 @@ class RunLog:
         self._last_line = time.monotonic()
         self.console.print(line, highlight=False, soft_wrap=True)
 
-    def log(self, event: dict[str, Any]) -> None:
-        if not self.is_shown:
-            return
-        with self.log_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
-
     def rewind(self, events: list[dict[str, Any]]) -> None:
-        """Start the log from the checkpoint's history: what came after it will happen again."""
+        """Start the log with these events, the history of a checkpoint: the rest is repeated."""
         if not self.is_shown:
             return
         text = "".join(json.dumps(event) + "\n" for event in events)

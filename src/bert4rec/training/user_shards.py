@@ -1,10 +1,10 @@
 """Which users each process trains on, and how many of them a step takes.
 
-The users are split into shards, ranges of the memory-mapped sequences, so that a process reads its
-own part of the files only. Every step takes from all shards, in proportion to their sizes. Which
-sequences and masks a step sees follows from the seed and the number of shards and not from the
-number of processes: a run of four shards can go on with fewer of them. Dropout and negatives are
-drawn by each process for itself.
+The users are split into shards, ranges of the memory-mapped sequences, so that a process reads only
+its own part of the files. Every step takes sequences from all shards, in proportion to their sizes.
+Which sequences and masks a step has follows from the seed and the number of shards, and not from
+the number of processes: a run of four shards can be resumed by fewer processes. Dropout and
+negatives are drawn by each process for itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from bert4rec.data.splits import Spans
 
 @dataclass(frozen=True)
 class UserShards:
+    """The shards of a run, and which of them this process trains on."""
+
     n: int = 1
     mine: tuple[int, ...] = (0,)
 
@@ -32,19 +34,20 @@ class UserShards:
 ALL_USERS = UserShards()
 
 
-def shards_of(n_shards: int | None, n_ranks: int, rank: int) -> UserShards:
-    """The shards of one process of several; one each, unless more are wanted."""
-    n = n_ranks if n_shards is None else n_shards
-    return UserShards(n, tuple(range(rank, n, n_ranks)))
+def shards_of(n_shards: int | None, n_processes: int, rank: int) -> UserShards:
+    """The shards of one process; by default there is one per process."""
+    n = n_processes if n_shards is None else n_shards
+    return UserShards(n, tuple(range(rank, n, n_processes)))
 
 
-def check_shards(n_shards: int | None, n_ranks: int, n_users: int, batch_size: int) -> None:
-    n = n_ranks if n_shards is None else n_shards
+def check_shards(n_shards: int | None, n_processes: int, n_users: int, batch_size: int) -> None:
+    """A ValueError when a process or a shard would have nothing to train on."""
+    n = n_processes if n_shards is None else n_shards
     name = f"{n} processes" if n_shards is None else f"training.shards = {n}"
-    if n < n_ranks:
+    if n < n_processes:
         raise ValueError(
-            f"{name} and {n_ranks} processes: a process would have nothing to train on; start at "
-            f"most {n} processes, or begin anew with --set training.shards={n_ranks}"
+            f"{name} and {n_processes} processes: a process would have nothing to train on; start "
+            f"at most {n} processes, or begin anew with --set training.shards={n_processes}"
         )
     if n > n_users:
         raise ValueError(

@@ -1,0 +1,139 @@
+"""The parameters that one process updates when item embeddings are sharded.
+
+They are its rows of the item embeddings and of the output bias, and the rest of the model, which is
+the same in every process. A checkpoint holds the rows under names that say whose they are
+(`items.weight@1/4`), so that any number of processes can resume from it.
+
+Row i of the whole belongs to process i % n, as its row i // n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from bert4rec.distributed.sharded_rows import ShardedRows
+from bert4rec.models.initialization import clear_reserved
+from bert4rec.models.kernels.row_embedding import RowEmbedding
+from bert4rec.models.sequence_model import SequenceModel
+from bert4rec.training.process_group import ProcessGroup
+from bert4rec.training.replica import share_of
+
+SHARDED = ("items.weight", "output_bias")  # all models have the first
+BLOCK = 1 << 16  # rows that travel at a time
+
+
+class ShardParameters(nn.Module):
+    """Initialized as those of `small`, for as many items as `bias` has entries."""
+
+    output_bias: nn.Parameter | None
+
+    def __init__(self, small: SequenceModel, shards: ShardedRows, bias: Tensor, seed: int) -> None:
+        super().__init__()
+        self.group = group = shards.group
+        special = small.get_parameter("items.weight")[small.n_items :]  # PAD and, of some, MASK
+        self.n_all = {"items.weight": len(bias) + len(special), "output_bias": len(bias)}
+        n_rows = self.n_all["items.weight"]
+        self.items = RowEmbedding(shards.n_own(n_rows), small.settings.dim, sparse=True)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + group.rank)
+        nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+        if getattr(small.settings, "initialization", None) == "local":
+            with torch.no_grad():
+                clear_reserved(self.items.weight, small.settings.heads)
+        rows = torch.arange(group.rank, n_rows, group.n)
+        is_special = rows >= len(bias)
+        with torch.no_grad():
+            self.items.weight[is_special] = special[rows[is_special] - len(bias)]
+        self.n_items = shards.n_own(len(bias))
+        has_bias = hasattr(small, "output_bias")
+        self.output_bias = nn.Parameter(bias[group.rank :: group.n].clone()) if has_bias else None
+        for name, child in small.named_children():
+            if name != "items":
+                self.add_module(name, child)
+
+    @property
+    def rest(self) -> nn.Module:
+        """What is not sharded."""
+        rest = nn.Module()
+        for name, child in self.named_children():
+            if name != "items":
+                rest.add_module(name, child)
+        return rest
+
+    def output(self) -> tuple[Tensor, Tensor]:
+        """Embeddings and biases of own items, without PAD and MASK, which come last."""
+        weight = self.items.weight[: self.n_items]
+        bias = self.output_bias
+        return weight, weight.new_zeros(self.n_items) if bias is None else bias
+
+    def to_checkpoint(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process writes: its own rows, and a share of what all processes have.
+
+        `tensors` are parameters, or moments of the optimizer under `moment/parameter`.
+        """
+        owner = f"@{self.group.rank}/{self.group.n}"
+        own = {f"{name}{owner}": t for name, t in tensors.items() if _is_sharded(name, t)}
+        rest = {name: t for name, t in tensors.items() if not _is_sharded(name, t)}
+        return own | share_of(rest, self.group)
+
+    def from_checkpoint(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process needs of a checkpoint, however many processes wrote it."""
+        n, rank = self.group.n, self.group.rank
+        part = {name: tensors[name] for name in tensors if "@" not in name}
+        for name, tensor in part.items():
+            if _is_sharded(name, tensor):  # of a training that was not sharded
+                part[name] = tensor[rank::n].clone()
+        owners: dict[str, dict[tuple[int, ...], str]] = {}  # parameter → (rank, n) → name
+        for key in tensors:
+            name, _, owner = key.partition("@")
+            if owner:
+                owners.setdefault(name, {})[tuple(map(int, owner.split("/")))] = key
+        for name, keys in sorted(owners.items()):
+            if (rank, n) in keys:
+                part[name] = tensors[keys[rank, n]]
+                continue
+            (n_all,) = (size for end, size in self.n_all.items() if name.endswith(end))
+            rows = torch.arange(rank, n_all, n)
+            for (other, n_others), key in keys.items():
+                theirs = tensors[key]
+                if name not in part:
+                    part[name] = theirs.new_empty(len(rows), *theirs.shape[1:])
+                is_theirs = rows % n_others == other
+                part[name][is_theirs] = theirs[rows[is_theirs] // n_others]
+        return part
+
+    def assemble(self, model: SequenceModel) -> None:
+        """Put all rows of all processes into the model of the first one, a block at a time.
+
+        Only the first process needs memory for them; the model of the others stays on `meta`.
+        """
+        own, is_first = self.state_dict(), self.group.is_first
+        if is_first:
+            model.to_empty(device="cpu")
+            model.no_bias.zero_()
+            rest = {name: tensor for name, tensor in own.items() if name not in SHARDED}
+            model.load_state_dict(rest, strict=False)
+        for name in SHARDED:
+            if name in own:
+                target = model.get_parameter(name).detach() if is_first else None
+                _collect(own[name], target, self.group)
+
+
+def _is_sharded(name: str, tensor: Tensor) -> bool:
+    return name.endswith(SHARDED) and tensor.ndim > 0  # the optimizer's step count has no rows
+
+
+def _collect(own: Tensor, target: Tensor | None, group: ProcessGroup) -> None:
+    """Everybody's rows into the target, which the first process has."""
+    n_rows = int(group.sum(len(own))[0])
+    for first in range(0, -(-n_rows // group.n), BLOCK):
+        block = own.new_zeros(BLOCK, *own.shape[1:])
+        some = own[first : first + BLOCK]
+        block[: len(some)] = some
+        received = group.all_gather_tensor(block)
+        if target is not None:
+            for rank, theirs in enumerate(received):
+                rows = torch.arange(rank, n_rows, group.n)[first : first + BLOCK]
+                target[rows] = theirs[: len(rows)]
