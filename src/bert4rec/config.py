@@ -210,7 +210,7 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     if model == "bert4rec":
         second = NextItemStage(bidirectional_prefix=True, epochs=8, learning_rate=1e-3)
         return (NextItemStage(), second)
-    stage: StageSettings = OBJECTIVES[objectives[0]]()
+    stage: StageSettings = OBJECTIVES[objectives[0]].model_validate({})
     return (stage,)
 
 

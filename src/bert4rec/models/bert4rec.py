@@ -61,7 +61,7 @@ class BERT4RecSettings(SequenceModelSettings):
 
 class BERT4Rec(SequenceModel):
     settings_class = BERT4RecSettings
-    objectives = ("cloze", "last_item", "next_item")
+    objectives: ClassVar[tuple[str, ...]] = ("cloze", "last_item", "next_item")
     has_mask = True
     is_causal: ClassVar[bool] = False  # whether an item sees only those before it
 
