@@ -29,8 +29,6 @@ from bert4rec.pipeline import RunOptions, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.settings import description_of
 
-N_ITEMS = 30
-
 
 def test_the_default_recipe_is_the_defaults_of_the_classes() -> None:
     assert load_config("default") == Config()
