@@ -1,4 +1,4 @@
-"""The shape of the code: data flows one way, one name per idea, nothing heavy before it is needed."""
+"""The shape of the code: one way through, one name per idea, nothing heavy before its time."""
 
 import ast
 import re
