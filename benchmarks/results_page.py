@@ -33,10 +33,10 @@ $LAB --models sasrec --budget 6m
 $LAB --models bert4rec-2-stage --budget 6m
 $LAB --models fpmc,bert4rec,bert4rec-1-mask,narm,stamp,gru4rec,gru4rec+ --budget 2m
 $LAB --models caser,gsasrec,sasrec+3000,neumf,cdae --budget 2m
-$LAB --models popularity,markov,item-knn,bpr-mf""",
+bert4rec lab ml-1m.txt.gz --seeds 1 --out runs/lab-ml-1m --models popularity,markov,item-knn,bpr-mf""",
     "beauty": """\
 LAB="bert4rec lab beauty.txt.gz --seeds 1 --set model.max_len=50 --out runs/lab-beauty"
-$LAB --models popularity,bpr-mf,markov
+bert4rec lab beauty.txt.gz --seeds 1 --out runs/lab-beauty --models popularity,bpr-mf,markov
 $LAB --models sasrec+ --budget 3m --set model.dim=64 \\
     --set training.batch_size=64 --set stages.0.learning_rate=1e-3
 $LAB --models bert4rec --budget 3m --set stages.0.mask_ratio=0.6 \\

@@ -33,7 +33,7 @@ def tune(
     ] = None,
     space: Annotated[
         Path | None,
-        typer.Option(help="TOML file with a search space of your own; see docs/tuning.md."),
+        typer.Option(help="TOML file with a search space of your own; see docs/how-to/tuning.md."),
     ] = None,
     timeout: Annotated[
         str | None, typer.Option(help="Begin no trial after this time, as in 2h.")

@@ -42,13 +42,13 @@ def run_lab(
         n_runs, n_done = len(lab.runs), len(lab.runs) - len(waiting)
         if n_done:
             view.say(f"{n_done} of {n_runs} runs are done already")
+        view.begin("runs", n_done, n_runs)
         for place, run in enumerate(waiting, n_done):
             is_stopped.raise_if_stopped()
             began = time.monotonic()
-            view.begin(str(run), place, n_runs)
 
             def show(run: LabRun = run, place: int = place, began: float = began) -> None:
-                view.update(place, facts=describe_progress(run, began))
+                view.update(place, facts=f"{run}: {describe_progress(run, began)}")
 
             ended = run_in_process(run, lock, is_stopped, show)
             spent = duration(time.monotonic() - began)
@@ -66,7 +66,7 @@ def describe_progress(run: LabRun, began: float) -> str:
     fitted, events = run.fitted(), run.events()
     spent = duration(time.monotonic() - began)
     if fitted is None:
-        return f"timing some steps, {spent}"
+        return f"starting, and timing some steps, {spent}"
     if not events:
         return f"begun, {spent}"
     event, stages = events[-1], fitted["config"]["stages"]

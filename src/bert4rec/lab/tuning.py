@@ -95,10 +95,10 @@ def tune(
     ):
         write_json(out / STUDY_FILE, {"data": data_facts(out, sequences, options.data_name)})
         view.say(_plan_line(study, space, options))
+        view.begin("trials", len(finished(study)), options.n_trials)
         while (n_done := len(finished(study))) < options.n_trials and time.monotonic() < ends_at:
             is_stopped.raise_if_stopped()
             trial = ask(study, space, options.seed)
-            view.begin(f"trial {n_done + 1}", n_done, options.n_trials)
             try:
                 _run(study, trial, terms, RunningTrial(out, lock, is_stopped, view, n_done))
             except Interrupted:
@@ -178,7 +178,7 @@ def run_trial(
     curve, began = TrialCurve(report), time.monotonic()
 
     def look() -> None:
-        running.view.update(running.n_done, facts=describe_progress(run, began))
+        running.view.update(running.n_done, facts=f"{run.name}: {describe_progress(run, began)}")
         if (fitted := run.fitted()) is not None:
             epochs = [stage["epochs"] for stage in fitted["config"]["stages"]]
             for event in run.events()[curve.n_seen :]:
