@@ -48,7 +48,7 @@ CASES = {
     "ml1m200": "ML-1M, the last 200 items, 6 + 3 epochs",
     "beauty": "Beauty, `best-beauty`",
 }
-INITIALIZATIONS = {"near": "local", "identity": "identity, deleted since"}  # of cb200a4
+INITIALIZATIONS = {"near": "`local`", "identity": "identity, deleted since"}  # of cb200a4
 FIRST, SECOND = "after the first stage", "after the second stage"
 FIRST_CAUSAL = "after the first stage, as *BERT4Rec-causal*"
 # As stages.py names them, and as it did before revision cb200a4.
@@ -263,7 +263,7 @@ def initialization_table() -> list[str]:
     ]
     for (case, chosen), ndcg in values.items():
         by_seed = ", ".join(map(number, ndcg))
-        title = f"{CASES[case]} | `{INITIALIZATIONS.get(chosen, chosen)}`"
+        title = f"{CASES[case]} | {INITIALIZATIONS.get(chosen, f'`{chosen}`')}"
         lines.append(f"| {title} | {len(ndcg)} | {number(sum(ndcg) / len(ndcg))} | {by_seed} |")
     return lines
 
