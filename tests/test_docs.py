@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("script", ["results_page.py", "quality/quality_page.py"])
+@pytest.mark.parametrize(
+    "script", ["results_page.py", "quality/quality_page.py", "scale/scaling_page.py"]
+)
 def test_a_page_is_what_its_files_say(script: str) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / script, "--check"],

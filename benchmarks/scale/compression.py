@@ -5,8 +5,8 @@
 compresses each model as int8 and by product quantization with 1, 2, 4 and 8 numbers per byte, and
 writes sizes, memory, latency, and HR@10 and NDCG@10 on the validation items with the paired 95 %
 interval of the loss. `--synthetic N` adds the sizes and the latency of an untrained SASRec with N
-items, where the embedding is most of the model; quality means nothing there. Each latency and memory is
-measured in a process of its own, on one thread.
+items, where the embedding is most of the model; quality means nothing there. Each latency and
+memory is measured in a process of its own, on one thread.
 """
 
 import argparse
