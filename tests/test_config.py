@@ -290,7 +290,7 @@ def test_a_configuration_cannot_be_written_to() -> None:
 PACKAGE = '''
 import torch
 from bert4rec.losses import LossSettings
-from bert4rec.losses.by_autograd import differentiate
+from bert4rec.losses import differentiate
 from bert4rec.models.gru4rec import GRU4Rec, GRU4RecSettings
 from bert4rec.objectives import NextItemStage
 

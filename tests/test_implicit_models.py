@@ -14,7 +14,7 @@ from toys import cycle, random_histories, sequences_of
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Spans, leave_one_out
-from bert4rec.models import item_knn, user_item_matrix
+from bert4rec.models import item_knn
 from bert4rec.models.bpr_mf import BPRMF, BPRMFSettings
 from bert4rec.models.item_knn import ItemKNN, ItemKNNSettings
 from bert4rec.models.markov import MarkovChain, MarkovSettings

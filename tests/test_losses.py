@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert4rec.losses import LOSSES, Loss, LossSettings, full_softmax, make_loss, sampled
+from bert4rec.losses import LOSSES, Loss, LossSettings, make_loss, sampled
 from bert4rec.losses.cross_entropy import CrossEntropy
 from bert4rec.losses.formulas import gbce_beta
 from bert4rec.losses.negatives import Negatives, by_popularity, random_groups

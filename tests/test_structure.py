@@ -15,12 +15,11 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__
 ORDER = [
     "__init__",
     "settings",
-    "registry",
     "durable",
     "environment",
     "interrupts",
     "progress",
-    "allocator",
+    "cpu_tuning",
     "threads",
     "data",
     "models",

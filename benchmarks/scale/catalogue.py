@@ -23,7 +23,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.config import load_config, resolve
 from bert4rec.data.splits import HeldOut, Spans, Split
 from bert4rec.training.timing import time_stages

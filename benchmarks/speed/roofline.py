@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parent / "tools"))
 from measure import Sequences, users_in_random_order
 from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
-from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.cpu_tuning import without_onednn
 from bert4rec.scoring import ROWS_OF_BLOCKS, SCORES_BYTES, group_histories
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.setup import build_stages

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent / "tools"))
 from measure import Sequences
 from ours import cloze_config, split_of
 
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer

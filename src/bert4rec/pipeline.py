@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 
 from bert4rec import __version__
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config, RunConfig, resolve
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for

@@ -17,8 +17,8 @@ from measure import (
 )
 
 from bert4rec import __version__
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import RunConfig, load_config, resolve
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import HeldOut, Spans, Split
 from bert4rec.models.bert4rec import BERT4Rec

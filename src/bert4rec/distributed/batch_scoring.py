@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import check_has_ray

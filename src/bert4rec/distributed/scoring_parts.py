@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.scoring_plan import ScoringPlan, hash_of_users, model_version

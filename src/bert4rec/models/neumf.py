@@ -4,7 +4,7 @@
     ŷ_ui = hᵀ [GMF ; MLP] + c                                                      (Eq. 12)
 
 With D predictive factors, p and q are D wide, p' and q' 2D, and the tower is 4D → 2D → D. The loss
-is `bce` with 4 uniform negatives. An unknown user has no vectors, so only known users can be answered.
+is `bce` with 4 uniform negatives. An unknown user has no embedding: only known users get answers.
 
 Where this differs from the paper: both paths are trained together from the start, without being
 pre-trained apart; dropout of the user embeddings is there for those who want it; and a negative may
