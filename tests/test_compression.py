@@ -330,7 +330,7 @@ def test_the_verb_prints_the_difference_and_needs_no_index(
     sequences.save(tmp_path / "data")
     app = typer.Typer()
     app.callback()(lambda: None)  # more than one verb, as in the program
-    compress_command.add_to(app)
+    artifact_commands.add_to(app)
     words = ["compress", str(model), "--out", str(tmp_path / "small"), "--data"]
     done = CliRunner().invoke(app, [*words, str(tmp_path / "data")])
     assert done.exit_code == 0, done.output

@@ -111,7 +111,7 @@ def test_another_seed_gives_another_factorisation() -> None:
 def test_a_missing_library_is_said_with_the_remedy(
     cls: type[ItemKNN] | type[BPRMF], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_item_matrix, "find_spec", lambda name: None)
+    monkeypatch.setattr(item_knn, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'bert4rec\[lab\]'"):
         fitted(cls)
 

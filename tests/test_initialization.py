@@ -10,8 +10,8 @@ from toys import random_histories, small_run
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Split, leave_one_out
+from bert4rec.distributed.shard_parameters import ShardedRows
 from bert4rec.distributed.sharded_items import _OwnShard
-from bert4rec.distributed.sharded_rows import ShardedRows
 from bert4rec.explanation import attention_weights
 from bert4rec.models.bert4rec import BERT4Rec, BERT4RecSettings
 from bert4rec.models.initialization import popularity_bias

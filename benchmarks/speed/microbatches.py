@@ -1,4 +1,4 @@
-"""Which sizes of microbatches are fastest: the measurement behind `bert4rec.data.length_groups`.
+"""Which sizes of microbatches are fastest: the measurement behind `bert4rec.data.splits`.
 
     python benchmarks/speed/microbatches.py [--tasks train score] [--shapes ml-1m] [--seconds 14]
 
@@ -26,7 +26,7 @@ from measure import TOP, Sequences, users_in_random_order
 from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
 from bert4rec import scoring
-from bert4rec.data.length_groups import FOR_SCORING, FOR_TRAINING, MicrobatchSize
+from bert4rec.data.splits import FOR_SCORING, FOR_TRAINING, MicrobatchSize
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Sizes, make_batch
 from bert4rec.training.gradients import Gradients
