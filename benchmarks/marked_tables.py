@@ -4,6 +4,7 @@
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -33,3 +34,35 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list
     header = list(header)
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def wrap_prose(text: str, width: int = 120) -> str:
+    """Paragraphs and list items with longer lines are wrapped; code, tables and headings stay."""
+    lines: list[str] = []
+    paragraph: list[str] = []
+
+    def end_paragraph() -> None:
+        if any(len(line) > width for line in paragraph):
+            lead = re.match(r"\s*(?:(?:[-*]|\d+\.)\s+)?", paragraph[0])[0]
+            words = " ".join([paragraph[0][len(lead) :], *(line.strip() for line in paragraph[1:])])
+            options = {"break_long_words": False, "break_on_hyphens": False}
+            indent = " " * len(lead)
+            paragraph[:] = textwrap.wrap(
+                words, width, initial_indent=lead, subsequent_indent=indent, **options
+            )
+        lines.extend(paragraph)
+        paragraph.clear()
+
+    is_code = False
+    for line in text.split("\n"):
+        is_fence = line.startswith("```")
+        is_code ^= is_fence
+        if is_code or is_fence or not line.strip() or line.startswith(("|", "#", "<!--", "![")):
+            end_paragraph()
+            lines.append(line)
+            continue
+        if re.match(r"\s*(?:[-*]|\d+\.)\s+", line):
+            end_paragraph()
+        paragraph.append(line)
+    end_paragraph()
+    return "\n".join(lines)

@@ -14,6 +14,7 @@ from toys import quiet, random_histories, sequences_of, small_config
 from typer.testing import CliRunner
 
 from bert4rec import model_directory
+from bert4rec.cli import artifact_commands
 from bert4rec.compression import compress, quantize
 from bert4rec.data.database import read_parquet
 from bert4rec.data.sequences import Sequences

@@ -80,7 +80,9 @@ def test_recipes_for_any_data_begin_at_popularity(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "popularity"
 
 
-@pytest.mark.parametrize("recipe", ["paper-ml-1m", "best-ml-1m"])  # the latter: docs/quality.md
+@pytest.mark.parametrize(
+    "recipe", ["paper-ml-1m", "best-ml-1m"]
+)  # the latter: docs/experiments/2026-11-quality.md
 def test_others_do_not(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "zero"
 

@@ -75,7 +75,7 @@ def test_the_order_is_that_of_the_architecture_page() -> None:
 
 def test_every_module_is_named_in_the_architecture_page() -> None:
     page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tree = page.split("```")[3]
+    tree = page.split("```")[3]  # the second block
     named = set(re.findall(r"\b(\w+)\.py\b", tree))
     modules = {path.stem for path in MODULES if not path.stem.startswith("__")}
     assert named == modules, f"not named: {modules - named}; gone: {named - modules}"

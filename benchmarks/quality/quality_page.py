@@ -1,4 +1,4 @@
-"""Put the figures of docs/results/quality into the tables of docs/quality.md.
+"""Put the figures of docs/results/quality into the tables of docs/experiments/2026-11-quality.md.
 
     python benchmarks/quality/quality_page.py            # write the tables again
     python benchmarks/quality/quality_page.py --check    # exit 1 when the files say otherwise
@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from marked_tables import write_or_check
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, RESULTS = DOCS / "quality.md", DOCS / "results" / "quality"
+PAGE, RESULTS = DOCS / "experiments" / "2026-11-quality.md", DOCS / "results" / "quality"
 
 # Asked for in full ranking (NDCG@10, HR@10) and against 100 popularity negatives (HR@10, NDCG@10).
 TARGETS = {

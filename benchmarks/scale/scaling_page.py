@@ -1,4 +1,4 @@
-"""Put the figures of docs/results/scaling.json and docs/results/scale into docs/scaling.md.
+"""Put the figures of docs/results/scaling.json and docs/results/scale into docs/how-to/several-machines.md.
 
     python benchmarks/scale/scaling_page.py              # write the tables again
     python benchmarks/scale/scaling_page.py --check      # exit 1 when the files say otherwise
@@ -102,4 +102,4 @@ TABLES = {
 }
 
 if __name__ == "__main__":
-    write_or_check(DOCS / "scaling.md", TABLES, __doc__)
+    write_or_check(DOCS / "how-to" / "several-machines.md", TABLES, __doc__)
