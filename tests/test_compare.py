@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rich.console import Console
+from typer.testing import CliRunner
 
+from bert4rec.cli import app
 from bert4rec.data.database import write_parquet
 from bert4rec.evaluation import result
 from bert4rec.evaluation.compare import compare
-from bert4rec.evaluation.report import comparison_table
+from bert4rec.evaluation.report import comparison_table, figure
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.scoring import UNREACHABLE
 
@@ -106,6 +108,20 @@ def test_users_are_paired_by_raw_id_and_the_others_left_out(tmp_path: Path) -> N
     Console(file=file, width=200).print(comparison_table(found))
     shown = " ".join(file.getvalue().split())  # captions are wrapped to the table's width
     assert "Left out: 2 users that only A has, 1 that only B has" in shown
+
+
+def test_the_command_prints_a_table_for_a_paper_or_an_issue(tmp_path: Path) -> None:
+    a, b = (saved(tmp_path / str(seed), some_ranks(100, seed)) for seed in (0, 1))
+    command = ["compare", str(a), str(b), "--metric", "NDCG@10"]
+    markdown = CliRunner().invoke(app, [*command, "--markdown"])
+    assert markdown.exit_code == 0
+    heading, _, row = markdown.stdout.splitlines()
+    assert heading.startswith("| metric | A | B | B - A | 95 % interval | p |")
+    found = compare(a, b).differences[0]
+    assert f"| NDCG@10 | {figure(found.a)} | {figure(found.b)} |" in row
+    latex = CliRunner().invoke(app, [*command, "--latex"]).stdout
+    assert rf"NDCG@10 & {figure(found.a)} & {figure(found.b)} &" in latex
+    assert r"95 \% interval" in latex
 
 
 def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

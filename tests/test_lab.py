@@ -354,6 +354,8 @@ def test_an_override_applies_to_the_models_that_have_the_setting() -> None:
     assert "heads" not in popularity.model.model_dump()
     assert sasrec.model.model_dump()["heads"] == 2
     assert popularity.data.k_core == sasrec.data.k_core == 5
+    with pytest.raises(ValueError, match="several settings have that name"):
+        choose_contenders(["sasrec", "bert4rec-2-stage"], ["epochs=5"])
     with pytest.raises(ValueError, match=r"unknown setting 'model\.dimm' \(did you mean 'dim'"):
         choose_contenders(["popularity", "sasrec"], ["model.dimm=8"])
 

@@ -159,14 +159,14 @@ def _open(reproduction: Reproduction, data: str | None, contenders: list[Contend
 
 def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None) -> bool:
     """Judge the runs, print the verdicts, and draw the attention maps of figure-2."""
-    from bert4rec.lab.judgement import remarks, terminal_table, to_text, write_judgement
+    from bert4rec.lab.judgement import remarks, to_text, verdict_table, write_judgement
 
     judgement = write_judgement(reproduction, out)
     if printed is not None:
         typer.echo(to_text(judgement, printed), nl=False)
         return judgement.is_missed
     if judgement.claims:
-        output.print(terminal_table(judgement))
+        output.print(verdict_table(judgement).to_terminal(judgement.title))
     for line in remarks(judgement):
         output.print(f"* {line}", markup=False, highlight=False, soft_wrap=True)
     output.print(f"{judgement.summary}.", markup=False, highlight=False)

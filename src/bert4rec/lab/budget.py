@@ -17,8 +17,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import Split
+from bert4rec.training.memory import available_memory, check_memory
 from bert4rec.training.timing import StageTime, time_stages
 
 HARD_STOP = 1.3  # times the budget
@@ -40,6 +42,9 @@ def fit_budget(split: Split, config: RunConfig, minutes: float) -> BudgetedRun:
     """`config` with as many epochs as fit into `minutes`, and at most those that it had."""
     if not config.stages:
         return BudgetedRun(config, 0.0)
+    longest = int(split.train.lengths.max())
+    check_memory(config, split.n_items, longest, available_memory())
+    keep_freed_memory()  # as in training: without it a step takes longer
     seconds = min(TIMING_SECONDS, TIMING_SHARE * 60 * minutes)
     return epochs_that_fit(config, time_stages(split, config, seconds), minutes)
 

@@ -7,7 +7,6 @@ chart; all others are grey, and their numbers are in the tables.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from matplotlib.lines import Line2D
 
 from bert4rec.evaluation.report import figure as number
 from bert4rec.evaluation.text_tables import one_line
-from bert4rec.lab.lab_result import FULL, RANKED_BY, LabResult, ModelResult, UserBin
+from bert4rec.lab.lab_result import FULL, RANKED_BY, LabResult, ModelResult
 from bert4rec.lab.report_text import is_significantly_worse, short
 
 BASELINE = "popularity"  # always in colour: what every model has to beat
@@ -50,11 +49,9 @@ class Chart:
     name: str
     title: str
     how_to_read: str
-    x_label: str
-    y_label: str
     alt: str  # for those who cannot see it
-    is_half: bool = False  # two of them fit side by side on a laptop
-    image: str = ""  # a data URI
+    image: str  # a data URI
+    is_half: bool  # two of them fit side by side on a laptop
 
 
 def all_charts(result: LabResult) -> list[Chart]:
@@ -67,18 +64,13 @@ def all_charts(result: LabResult) -> list[Chart]:
         charts = [quality(result), quality_and_time(result)]
         if any(curve for model in result.models for curve in model.curves):
             charts.append(learning_curves(result))
-        charts.append(hit_rates(result))
-        for name, title, label, bins in (
-            ("history", "Short and long histories", "items in the history", result.history_bins),
-            (
-                "popularity",
-                "Rare and popular items",
-                "occurrences of the held-out item in training",
-                result.popularity_bins,
-            ),
-        ):
-            charts.append(by_bin(result, name, title, label, bins))
-        return charts
+        label = "occurrences of the held-out item in training"
+        return [
+            *charts,
+            hit_rates(result),
+            by_bin(result, "history", "Short and long histories", "items in the history"),
+            by_bin(result, "popularity", "Rare and popular items", label),
+        ]
 
 
 def quality(result: LabResult) -> Chart:
@@ -100,16 +92,14 @@ def quality(result: LabResult) -> Chart:
     scores = "; ".join(f"{one_line(m.title)} {number(m.score.value)}" for m in result.models)
     return _finished(
         picture,
-        Chart(
-            "quality",
-            "Which model ranks best",
-            "Each dot is a model's mean over users, further right is better; the line is the 95 % "
-            "interval over users, and thin strokes are single seeds. Filled dots are the best "
-            "model and those that are not significantly worse in the paired test.",
-            "NDCG@10 of the held-out item, ranked among all items",
-            "",
-            f"Models by NDCG@10, best first: {scores}.",
-        ),
+        "quality",
+        "Which model ranks best",
+        "Each dot is a model's mean over users, further right is better; the line is the 95 % "
+        "interval over users, and thin strokes are single seeds. Filled dots are the best "
+        "model and those that are not significantly worse in the paired test.",
+        "NDCG@10 of the held-out item, ranked among all items",
+        "",
+        f"Models by NDCG@10, best first: {scores}.",
     )
 
 
@@ -135,15 +125,13 @@ def quality_and_time(result: LabResult) -> Chart:
     )
     return _finished(
         picture,
-        Chart(
-            "time",
-            "Quality against training time",
-            "Up is better, left is cheaper; the grey steps show the best model up to each time. "
-            f"Training of less than {SHORTEST_MINUTES} minutes is drawn at {SHORTEST_MINUTES}.",
-            "training time in minutes, validation included (logarithmic)",
-            "NDCG@10 over all items",
-            f"NDCG@10 against minutes of training: {scores}.",
-        ),
+        "time",
+        "Quality against training time",
+        "Up is better, left is cheaper; the grey steps show the best model up to each time. "
+        f"Training of less than {SHORTEST_MINUTES} minutes is drawn at {SHORTEST_MINUTES}.",
+        "training time in minutes, validation included (logarithmic)",
+        "NDCG@10 over all items",
+        f"NDCG@10 against minutes of training: {scores}.",
     )
 
 
@@ -166,15 +154,13 @@ def learning_curves(result: LabResult) -> Chart:
     reached = "; ".join(f"{title} reaches {number(value)}" for title, value in best.items())
     return _finished(
         picture,
-        Chart(
-            "curves",
-            "Learning curves",
-            "One line per seed; the mark is the best validation, whose weights were kept. A line "
-            "that still rises at its end had too little time. Counted models have no curve.",
-            "minutes of training, validation included (logarithmic)",
-            "validation NDCG@10",
-            f"Validation NDCG@10 over minutes of training: {reached}.",
-        ),
+        "curves",
+        "Learning curves",
+        "One line per seed; the mark is the best validation, whose weights were kept. A line "
+        "that still rises at its end had too little time. Counted models have no curve.",
+        "minutes of training, validation included (logarithmic)",
+        "validation NDCG@10",
+        f"Validation NDCG@10 over minutes of training: {reached}.",
     )
 
 
@@ -186,22 +172,22 @@ def hit_rates(result: LabResult) -> Chart:
     best = result.models[0]
     return _finished(
         _lines(result, result.models, draw),
-        Chart(
-            "hits",
-            "Hits in lists of every length",
-            "The share of users whose held-out item is among the top k. Where lines cross, the "
-            "better model depends on how many items you show.",
-            "k, the length of the list",
-            "HR@k over all items",
-            "Share of users whose held-out item is in the top k. The best model by NDCG@10, "
-            f"{one_line(best.title)}, has {number(best.hit_rates[0])} at 1, "
-            f"{number(best.hit_rates[9])} at 10 and {number(best.hit_rates[-1])} at "
-            f"{len(best.hit_rates)}.",
-        ),
+        "hits",
+        "Hits in lists of every length",
+        "The share of users whose held-out item is among the top k. Where lines cross, the "
+        "better model depends on how many items you show.",
+        "k, the length of the list",
+        "HR@k over all items",
+        "Share of users whose held-out item is in the top k. The best model by NDCG@10, "
+        f"{one_line(best.title)}, has {number(best.hit_rates[0])} at 1, "
+        f"{number(best.hit_rates[9])} at 10 and {number(best.hit_rates[-1])} at "
+        f"{len(best.hit_rates)}.",
     )
 
 
-def by_bin(result: LabResult, name: str, title: str, label: str, bins: Sequence[UserBin]) -> Chart:
+def by_bin(result: LabResult, name: str, title: str, label: str) -> Chart:
+    bins = result.history_bins if name == "history" else result.popularity_bins
+
     def values(model: ModelResult) -> Sequence[float]:
         return model.by_history_length if name == "history" else model.by_popularity
 
@@ -216,16 +202,13 @@ def by_bin(result: LabResult, name: str, title: str, label: str, bins: Sequence[
     found = zip(bins, values(best), strict=True)
     return _finished(
         picture,
-        Chart(
-            name,
-            title,
-            "Each point is a group of users of about the same size; the table has all models.",
-            label,
-            "NDCG@10 over all items",
-            f"NDCG@10 by {label}. {one_line(best.title)}: "
-            + ", ".join(f"{number(value)} for {each}" for each, value in found),
-            is_half=True,
-        ),
+        name,
+        title,
+        "Each point is a group of users of about the same size; the table has all models.",
+        label,
+        "NDCG@10 over all items",
+        f"NDCG@10 by {label}. {one_line(best.title)}: "
+        + ", ".join(f"{number(value)} for {each}" for each, value in found),
     )
 
 
@@ -269,12 +252,14 @@ def _lines(
     return picture
 
 
-def _finished(picture: Figure, about: Chart) -> Chart:
-    """`about` with the picture as SVG; the same numbers give the same bytes."""
-    picture.axes[0].set_xlabel(about.x_label)
-    picture.axes[0].set_ylabel(about.y_label)
+def _finished(
+    picture: Figure, name: str, title: str, how_to_read: str, x: str, y: str, alt: str
+) -> Chart:
+    """With the picture as SVG; the same numbers give the same bytes."""
+    picture.axes[0].set(xlabel=x, ylabel=y)
     file = BytesIO()
-    with mpl.rc_context({"svg.hashsalt": about.name}):
+    with mpl.rc_context({"svg.hashsalt": name}):
         picture.savefig(file, format="svg", metadata={"Date": None})
     code = base64.b64encode(file.getvalue()).decode("ascii")
-    return dataclasses.replace(about, image=f"data:image/svg+xml;base64,{code}")
+    is_half = picture.get_figwidth() == HALF
+    return Chart(name, title, how_to_read, alt, f"data:image/svg+xml;base64,{code}", is_half)

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from bert4rec.lab.contenders import Contender, ContenderSource, build_contenders
 from bert4rec.lab.lab_result import REPORTED, MeanEstimate
 from bert4rec.lab.report_text import STOPPED_BY_CLOCK
-from bert4rec.settings import Settings, Share
+from bert4rec.settings import Settings, Share, parse_settings
 
 ProtocolName = Literal["full", "popularity", "uniform"]
 Verdict = Literal["pass", "unclear", "miss", "not run"]
@@ -228,10 +228,8 @@ def load_reproduction(source: str) -> Reproduction:
             "or pass a TOML file of your own"
         )
     try:
-        values: dict[str, Any] = tomllib.loads(text)
-        return Reproduction.model_validate({"name": name} | values)
+        return parse_settings(Reproduction, {"name": name} | tomllib.loads(text), "")
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not a TOML file ({error})") from None
-    except ValidationError as error:
-        found = [(".".join(map(str, e["loc"])) or "the file", e["msg"]) for e in error.errors()]
-        raise ValueError(f"{source}: " + "; ".join(f"{at}: {what}" for at, what in found)) from None
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None

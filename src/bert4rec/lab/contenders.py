@@ -205,7 +205,8 @@ def _applicable(source: ContenderSource, overrides: Sequence[str]) -> list[str]:
 
     def kept(given: Sequence[str], chosen: Sequence[str]) -> list[str]:
         known = flat_settings(source.config(chosen).model_dump(mode="json"))
-        return [each for each in given if full_name(each, known) in known]
+        keys = {*known, *(name.rpartition(".")[2] for name in known)}
+        return [each for each in given if each.partition("=")[0].strip() in keys]
 
     choosing = [each for each in overrides if each.partition("=")[0].strip().endswith(CHOOSERS)]
     return kept(overrides, kept(choosing, ()))

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from bert4rec.durable import write_file
 from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.text_tables import TextFormat, TextTable, escape_markdown
@@ -232,10 +230,6 @@ def verdict_table(judgement: Judgement) -> TextTable:
     return TextTable(COLUMNS, rows)
 
 
-def terminal_table(judgement: Judgement) -> Table:
-    return verdict_table(judgement).to_terminal(judgement.title)
-
-
 def remarks(judgement: Judgement) -> list[str]:
     """What to know beside the table: other data, short trainings, missing runs."""
     lines = [f"Warning: {warning}." for warning in judgement.warnings]
@@ -257,12 +251,7 @@ def to_text(judgement: Judgement, text_format: TextFormat) -> str:
     table = verdict_table(judgement).to_text(text_format)
     if text_format == "latex":
         return table
-    head = [
-        f"# {judgement.title}",
-        f"Published: {judgement.source}.",
-        *judgement.notes.split("\n\n"),
-    ]
-    head += [f"{judgement.summary}."]
-    paragraphs = [f"# {escape_markdown(judgement.title)}", *map(escape_markdown, head[1:]), table]
-    paragraphs += ["\n".join(f"- {escape_markdown(line)}" for line in remarks(judgement))]
-    return "\n\n".join(paragraphs) + "\n"
+    about = [f"Published: {judgement.source}.", *judgement.notes.split("\n\n"), judgement.summary]
+    lines = "\n".join(f"- {escape_markdown(line)}" for line in remarks(judgement))
+    title = f"# {escape_markdown(judgement.title)}"
+    return "\n\n".join([title, *map(escape_markdown, about), table + "\n" + lines]) + "\n"

@@ -36,7 +36,6 @@ from bert4rec.recommender import Recommender
 from bert4rec.scoring import rank_held_out
 from bert4rec.training.checkpoint import has_checkpoint
 from bert4rec.training.loop import RunDirectory
-from bert4rec.training.memory import available_memory, check_memory
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import stage_names, validation_users, without_test
 
@@ -132,7 +131,8 @@ def run_one(run: LabRun) -> None:
     config = _fitted_config(run, config, split, plan["budget_minutes"])
     content: dict[str, Any] = {"status": "done", "settings": settings_of(config)}
     if plan.get("held_out") == "validation":
-        content["ndcg@10"] = _validation_ndcg(run, sequences, split, config)
+        minutes = plan["budget_minutes"]
+        content["ndcg@10"] = _validation_ndcg(run, sequences.n_users, split, config, minutes)
     else:
         content["cost"] = asdict(_run(run, sequences, config, plan["budget_minutes"]))
     write_json(run.folder / "cost.json", content)
@@ -184,7 +184,9 @@ def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -
     )
 
 
-def _validation_ndcg(run: LabRun, sequences: Sequences, split: Split, config: RunConfig) -> float:
+def _validation_ndcg(
+    run: LabRun, n_users: int, split: Split, config: RunConfig, minutes: float
+) -> float:
     """The best validation NDCG@10 of a trial, which leaves no model behind."""
     for what, size in (("train", len(split.train)), ("validate", len(split.validation))):
         if not size:
@@ -201,11 +203,10 @@ def _validation_ndcg(run: LabRun, sequences: Sequences, split: Split, config: Ru
             n_workers=config.training.workers,
         )
         return float(per_user(ranks, "NDCG@10").mean())
-    longest = int(split.train.lengths.max())
-    check_memory(config, split.n_items, longest, available_memory(), sequences.n_users)
     with RunLog(run.folder) as log:
         directory = RunDirectory(run.folder, {"config": config.model_dump(mode="json")})
-        _, progress = train(config, split, sequences.n_users, directory, log)
+        options = RunOptions(minutes=HARD_STOP * minutes)
+        _, progress = train(config, split, n_users, directory, log, options)
     return progress.best
 
 
