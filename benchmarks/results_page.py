@@ -33,7 +33,8 @@ $LAB --models sasrec --budget 6m
 $LAB --models bert4rec-2-stage --budget 6m
 $LAB --models fpmc,bert4rec,bert4rec-1-mask,narm,stamp,gru4rec,gru4rec+ --budget 2m
 $LAB --models caser,gsasrec,sasrec+3000,neumf,cdae --budget 2m
-bert4rec lab ml-1m.txt.gz --seeds 1 --out runs/lab-ml-1m --models popularity,markov,item-knn,bpr-mf""",
+bert4rec lab ml-1m.txt.gz --seeds 1 --out runs/lab-ml-1m \\
+    --models popularity,markov,item-knn,bpr-mf""",
     "beauty": """\
 LAB="bert4rec lab beauty.txt.gz --seeds 1 --set model.max_len=50 --out runs/lab-beauty"
 bert4rec lab beauty.txt.gz --seeds 1 --out runs/lab-beauty --models popularity,bpr-mf,markov
