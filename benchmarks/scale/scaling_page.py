@@ -1,4 +1,4 @@
-"""Put the figures of docs/results/scaling.json and docs/results/scale into docs/how-to/several-machines.md.
+"""Put the figures of docs/results/scale* into docs/how-to/several-machines.md.
 
     python benchmarks/scale/scaling_page.py              # write the tables again
     python benchmarks/scale/scaling_page.py --check      # exit 1 when the files say otherwise
