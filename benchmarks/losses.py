@@ -4,7 +4,7 @@
 
 A case is query positions x items at width 64; --out keeps what it has of other cases. All ways get
 the same tensors, add to the same gradients, take turns round after round, and may keep freed memory
-(`bert4rec.allocator`); the median counts. Memory is the largest that one call adds. Run it on an
+(`bert4rec.cpu_tuning`); the median counts. Memory is the largest that one call adds. Run it on an
 idle machine: beside other work, operations split over two threads wait for each other.
 """
 
@@ -23,9 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert4rec.allocator import keep_freed_memory
-from bert4rec.losses.cross_entropy import LOGITS_BYTES
-from bert4rec.losses.full_softmax import FEWEST_ROWS, add_cross_entropy
+from bert4rec.cpu_tuning import keep_freed_memory
+from bert4rec.losses.cross_entropy import FEWEST_ROWS, LOGITS_BYTES, add_cross_entropy
 
 CASES = ["600x3416", "500x54542", "10240x3416", "64x1000000"]
 DIM = 64

@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import jinja2
+from marked_tables import wrap_prose
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
@@ -72,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    text = page()
+    text = wrap_prose(page())
     if arguments.check:
         if PAGE.read_text(encoding="utf-8") != text:
             sys.exit(

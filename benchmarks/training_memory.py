@@ -38,8 +38,8 @@ def main() -> None:
     ends = np.cumsum(lengths)
     tokens = generator.integers(0, N_ITEMS, ends[-1], dtype=np.int32)
     train = Spans(tokens, ends - lengths, ends, np.arange(N_USERS))
-    nobody = HeldOut(train.take(np.arange(0)), np.arange(0))
-    split = Split(train, nobody, nobody, N_ITEMS, np.bincount(tokens, minlength=N_ITEMS))
+    held_out = HeldOut(train, tokens[ends - 1].astype(np.int64))  # not read
+    split = Split(train, held_out, held_out, N_ITEMS, np.bincount(tokens, minlength=N_ITEMS))
     changes = ["model.max_len=200", "training.batch_size=128"]
     config = resolve(load_config("bert4rec-2-stage", None, changes), N_ITEMS)
     model, loss = build_model(config, N_ITEMS, 0).train(), build_loss(config, split)

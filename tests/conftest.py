@@ -36,6 +36,8 @@ LONG = (
     "test_lab.py",
     "test_serving.py",
     "test_sharded_items.py",
+    "test_process_groups.py",
+    "test_memory.py",
     "test_contract.py",
 )
 

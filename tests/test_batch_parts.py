@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from bert4rec.cli import app
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
-from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
-from bert4rec.distributed.scoring_plan import default_parts, read_plan
+from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob, default_parts, read_plan
 from bert4rec.distributed.scoring_workers import Reports, compute_parts
 from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.durable import alone_in

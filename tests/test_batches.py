@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import random_histories
 
-from bert4rec.data.length_groups import FOR_TRAINING, MicrobatchSize, group_by_length
-from bert4rec.data.splits import Spans, leave_one_out
+from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize, Spans, group_by_length, leave_one_out
 from bert4rec.objectives import (
     ClozeStage,
     DenoisingStage,

@@ -29,8 +29,6 @@ from bert4rec.pipeline import RunOptions, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.settings import description_of
 
-N_ITEMS = 30
-
 
 def test_the_default_recipe_is_the_defaults_of_the_classes() -> None:
     assert load_config("default") == Config()
@@ -292,7 +290,7 @@ def test_a_configuration_cannot_be_written_to() -> None:
 PACKAGE = '''
 import torch
 from bert4rec.losses import LossSettings
-from bert4rec.losses.by_autograd import differentiate
+from bert4rec.losses import differentiate
 from bert4rec.models.gru4rec import GRU4Rec, GRU4RecSettings
 from bert4rec.objectives import NextItemStage
 

@@ -1,4 +1,4 @@
-"""What deploy/ and docs/serving.md say is what the program does."""
+"""What deploy/ and docs/how-to/serving.md say is what the program does."""
 
 from __future__ import annotations
 

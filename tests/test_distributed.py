@@ -69,7 +69,7 @@ def test_ray_trains_the_same_weights(two_processes: Path, tmp_path: Path) -> Non
         (["--set=training.shards=5000"], "training.shards = 5000, and only 3,000 users"),
         (["--processes=65"], "65 processes and training.batch_size = 32"),
         (["--processes=4", "--set=training.shards=2"], "training.shards = 2 and 4 processes"),
-        (["--processes=2", "--set=model.name=markov"], "markov is fitted in one pass"),
+        (["--processes=2", "--recipe=markov"], "markov is fitted in one pass"),
         (["--processes=0"], "--processes is 0"),
         (["--ray-address=here:1"], "add it"),
     ],

@@ -8,8 +8,7 @@ from toys import random_histories, randomize, small_config
 
 from bert4rec import losses
 from bert4rec.config import Config
-from bert4rec.data.length_groups import FOR_TRAINING, MicrobatchSize
-from bert4rec.data.splits import Split, leave_one_out
+from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize, Split, leave_one_out
 from bert4rec.losses import make_loss
 from bert4rec.losses.negatives import Negatives
 from bert4rec.models import MODELS, is_trained

@@ -14,7 +14,7 @@ from toys import cycle, random_histories, sequences_of
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Spans, leave_one_out
-from bert4rec.models import item_knn, user_item_matrix
+from bert4rec.models import item_knn
 from bert4rec.models.bpr_mf import BPRMF, BPRMFSettings
 from bert4rec.models.item_knn import ItemKNN, ItemKNNSettings
 from bert4rec.models.markov import MarkovChain, MarkovSettings
@@ -111,7 +111,7 @@ def test_another_seed_gives_another_factorisation() -> None:
 def test_a_missing_library_is_said_with_the_remedy(
     cls: type[ItemKNN] | type[BPRMF], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_item_matrix, "find_spec", lambda name: None)
+    monkeypatch.setattr(item_knn, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'bert4rec\[lab\]'"):
         fitted(cls)
 

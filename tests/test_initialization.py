@@ -10,8 +10,8 @@ from toys import random_histories, small_run
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Split, leave_one_out
+from bert4rec.distributed.shard_parameters import ShardedRows
 from bert4rec.distributed.sharded_items import _OwnShard
-from bert4rec.distributed.sharded_rows import ShardedRows
 from bert4rec.explanation import attention_weights
 from bert4rec.models.bert4rec import BERT4Rec, BERT4RecSettings
 from bert4rec.models.initialization import popularity_bias
@@ -80,7 +80,9 @@ def test_recipes_for_any_data_begin_at_popularity(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "popularity"
 
 
-@pytest.mark.parametrize("recipe", ["paper-ml-1m", "best-ml-1m"])  # the latter: docs/quality.md
+@pytest.mark.parametrize(
+    "recipe", ["paper-ml-1m", "best-ml-1m"]
+)  # the latter: docs/experiments/2026-11-quality.md
 def test_others_do_not(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "zero"
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert4rec.losses import LOSSES, Loss, LossSettings, full_softmax, make_loss, sampled
+from bert4rec.losses import LOSSES, Loss, LossSettings, cross_entropy, make_loss, sampled
 from bert4rec.losses.cross_entropy import CrossEntropy
 from bert4rec.losses.formulas import gbce_beta
 from bert4rec.losses.negatives import Negatives, by_popularity, random_groups
@@ -113,7 +113,7 @@ def test_only_one_tile_is_held_when_memory_is_short(monkeypatch: pytest.MonkeyPa
         torch.Tensor, "exp2_", lambda self: (sizes.append(self.numel()), real(self))[1]
     )
     Case(600, 20_000).gradients(CrossEntropy(2**10))
-    assert max(sizes) <= full_softmax.TILE_ROWS * full_softmax.TILE_ITEMS
+    assert max(sizes) <= cross_entropy.TILE_ROWS * cross_entropy.TILE_ITEMS
     assert sum(sizes) == 2 * 600 * 20_000
 
 

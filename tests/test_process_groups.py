@@ -17,6 +17,7 @@ from bert4rec.config import load_config
 from bert4rec.durable import sha256
 from bert4rec.pipeline import RunOptions, check_training, train_recommender
 from bert4rec.run_checks import is_relaunched
+from bert4rec.training.batches import UserShards, check_shards, shards_of, share_of_batch
 from bert4rec.training.checkpoint import (
     Checkpoint,
     Progress,
@@ -24,7 +25,6 @@ from bert4rec.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from bert4rec.training.user_shards import UserShards, check_shards, shards_of, share_of_batch
 
 # Without dropout nothing differs between one process and two but the order of sums.
 SETTINGS = ("dropout=0", "stages.0.epochs=2", "stages.1.epochs=1", "validate_every=1", "workers=1")

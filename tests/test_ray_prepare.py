@@ -10,10 +10,10 @@ from ray_runtime import ray_address
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
-from bert4rec.distributed.cluster import connect
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
+from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
 
 

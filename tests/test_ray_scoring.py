@@ -17,8 +17,7 @@ from bert4rec import __version__
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, compute_on_ray, what_is_wrong
-from bert4rec.distributed.scoring_parts import ScoringJob
-from bert4rec.distributed.scoring_plan import read_plan
+from bert4rec.distributed.scoring_parts import ScoringJob, read_plan
 from bert4rec.distributed.scoring_workers import Reports
 
 pytest.importorskip("ray")

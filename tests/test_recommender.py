@@ -16,6 +16,7 @@ from bert4rec.data.splits import leave_one_out
 from bert4rec.durable import write_manifest
 from bert4rec.pipeline import train_recommender
 from bert4rec.recommender import Recommender
+from bert4rec.scoring import score_rows
 
 N_ITEMS = 30
 RECOMMENDER = untrained_recommender(N_ITEMS)
@@ -89,8 +90,10 @@ def test_probabilities_over_the_whole_catalogue_sum_to_one() -> None:
 @pytest.mark.parametrize("name", ["popularity", "markov"])
 def test_probabilities_of_counted_models_are_their_own(name: str, tmp_path: Path) -> None:
     sequences = random_histories(2)
-    config = small_config(f"model.name={name}")
-    counted = train_recommender(sequences, config, tmp_path / "model", console=quiet()).recommender
+    config = small_config(recipe=name)
+    outcome = train_recommender(sequences, config, tmp_path / "model", console=quiet())
+    assert outcome is not None
+    counted = outcome.recommender
     found = counted.recommend(["item-3"], k=N_ITEMS, exclude_seen=False)
     assert sum(each.probability for each in found) == pytest.approx(1, abs=1e-5)
     if name == "popularity":
@@ -111,7 +114,7 @@ def test_bad_arguments_say_what_is_wrong() -> None:
         RECOMMENDER.explain(["?"], "item-1")
 
 
-def test_similar_is_the_cosine_of_the_item_vectors() -> None:
+def test_similar_is_the_cosine_of_the_item_embeddings() -> None:
     found = RECOMMENDER.similar("item-4", k=N_ITEMS)
     assert len(found) == N_ITEMS - 1
     assert "item-4" not in {each.item for each in found}
@@ -143,11 +146,16 @@ def test_influence_is_the_change_in_log_probability_without_the_item() -> None:
 @pytest.mark.parametrize("name", ["bert4rec", "markov"])  # the others: test_contract.py
 def test_saved_and_loaded_scores_are_equal_bit_for_bit(name: str, tmp_path: Path) -> None:
     sequences = random_histories(2)
-    config = small_config("epochs=1", "second_stage.epochs=0", f"model.name={name}")
-    saved = train_recommender(sequences, config, tmp_path / "model", console=quiet()).recommender
+    stages = ["stages.0.epochs=1", "stages.1.epochs=0"] if name == "bert4rec" else []
+    recipe = "bert4rec-2-stage" if name == "bert4rec" else name
+    config = small_config(*stages, recipe=recipe)
+    outcome = train_recommender(sequences, config, tmp_path / "model", console=quiet())
+    assert outcome is not None
+    saved = outcome.recommender
     loaded = Recommender.load(tmp_path / "model")
     users, history = torch.tensor([0, 1, 2]), torch.tensor([[1, 2, 3], [4, 30, 30], [30, 30, 30]])
-    assert torch.equal(saved.model.score(users, history), loaded.model.score(users, history))
+    scores = [score_rows(each.model, users, history) for each in (saved, loaded)]
+    assert torch.equal(*scores)
     assert loaded.config == saved.config
     assert loaded.vocabulary.ids == saved.vocabulary.ids
     assert loaded.vocabulary.titles == saved.vocabulary.titles
@@ -211,7 +219,7 @@ def test_a_model_of_another_format_or_no_model_is_refused(saved: Path, tmp_path:
 @pytest.mark.parametrize("k", [0, -1, True])
 def test_ranking_arrays_refuses_a_bad_k_at_once(k: int) -> None:
     with pytest.raises(ValueError, match="k is"):
-        RECOMMENDER.rank(leave_one_out(random_histories(1)).test.histories, k)
+        RECOMMENDER.top_k(leave_one_out(random_histories(1)).test.histories, k)
 
 
 def test_arrays_and_answers_are_the_same_in_order_and_for_empty_histories() -> None:
@@ -226,7 +234,7 @@ def test_arrays_and_answers_are_the_same_in_order_and_for_empty_histories() -> N
         )
 
 
-def test_questions_of_all_kinds_share_a_batch() -> None:
+def test_requests_of_all_kinds_share_a_batch() -> None:
     recommender = untrained_recommender()
     kinds: list[dict[str, Any]] = [
         {"history": []},
@@ -237,7 +245,7 @@ def test_questions_of_all_kinds_share_a_batch() -> None:
         {"history": ["item-4", "item-9"], "block": ["item-5", "item-6"], "allow": ["item-5"]},
         {"history": ["item-7", "item-8"], "block": ["item-5", "none"], "k": 29},
     ]
-    together = recommender.answer([recommender.question(**kind) for kind in kinds])
+    together = recommender.answer_requests([recommender.encode_request(**kind) for kind in kinds])
     for kind, found in zip(kinds, together, strict=True):
         alone = recommender.recommend(**kind)
         assert [each.item for each in found] == [each.item for each in alone]

@@ -1,4 +1,4 @@
-"""Large catalogues: exact search in blocks, an index, and filters that exclude what they say."""
+"""Large catalogues: exact search in blocks, an index, and masks that hide what they say."""
 
 import json
 import logging
@@ -10,28 +10,33 @@ import numpy as np
 import pytest
 import torch
 import typer
+from bert4rec.cli.index_command import add_to
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
-from bert4rec import recommender as recommender_module
-from bert4rec.cli.index_command import add_to
+from bert4rec import model_directory, scoring
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.durable import verify_manifest, write_manifest
-from bert4rec.models.coded_table import int8_table
-from bert4rec.models.neumf import NeuMF
-from bert4rec.models.output import CodedProducts, Products
-from bert4rec.models.sasrec import SASRec
-from bert4rec.ranking import Question, rank_questions
+from bert4rec.item_mask import ExcludedItems, ItemMask
+from bert4rec.models.output import DotProduct, QuantizedDotProduct
+from bert4rec.models.quantized_embedding import int8_embedding
 from bert4rec.recommender import Recommender
-from bert4rec.retrieval import exact
-from bert4rec.retrieval.build import build_index, queries_of
-from bert4rec.retrieval.exact import exact_best, log_probabilities, product_blocks
-from bert4rec.retrieval.filters import Excluded, Filters
-from bert4rec.retrieval.indexed import indexed_best
+from bert4rec.retrieval.index_builder import build_index, encode_sample
+from bert4rec.retrieval.item_index import note_missing_faiss
+from bert4rec.scoring import (
+    Request,
+    answer_requests,
+    item_products,
+    log_probabilities,
+    score_blocks,
+    score_rows,
+    top_k,
+)
 from bert4rec.serving.model_registry import load_model
+from bert4rec.training.setup import build_model
 
 N_ITEMS, N_GROUPS, DIM = 6_000, 40, 16
 
@@ -82,24 +87,26 @@ def recall_of(found: list[list[int]], wanted: list[list[int]]) -> float:
 
 @pytest.mark.parametrize("n_rows", [1, 3])
 def test_blocks_find_what_whole_rows_find(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items, scores and probabilities, whatever the filters, against a plain softmax and sort."""
-    monkeypatch.setattr(exact, "FEWEST_ITEMS", 7)
-    monkeypatch.setattr(exact, "MOST_ITEMS", 11)
-    monkeypatch.setattr(exact, "ITEMS_A_BEST", 1)
+    """Items, scores and probabilities, whatever the mask, against a plain softmax and sort."""
+    monkeypatch.setattr(scoring, "FEWEST_ITEMS", 7)
+    monkeypatch.setattr(scoring, "MOST_ITEMS", 11)
+    monkeypatch.setattr(scoring, "ITEMS_PER_BEST", 1)
     n_items, k = 64, 5
     model = untrained_recommender(n_items).model
-    output = exact.products_of(model)
+    output = item_products(model)
     assert output is not None
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         h = torch.randn(n_rows, DIM, generator=generator)
-        assert len(list(product_blocks(h, output, k))) > 4
-        scores = output.all_scores(h).detach()
+        assert len(list(score_blocks(output, h, k))) > 4
+        scores = output.block_scores(h, 0, n_items).detach()
         places = torch.randint(0, scores.numel(), (30,), generator=generator)
         excluded = torch.rand(n_items, generator=generator) < 0.2
         allowed = {n_rows - 1: torch.randperm(n_items, generator=generator)[:20]}
-        best = exact_best(
-            product_blocks(h, output, k), Filters(n_items, places, Excluded(excluded), allowed), k
+        best = top_k(
+            score_blocks(output, h, k),
+            ItemMask(n_items, places, ExcludedItems(excluded), allowed),
+            k,
         )
         may = torch.ones_like(scores, dtype=torch.bool)
         may.view(-1)[places] = False
@@ -113,42 +120,45 @@ def test_blocks_find_what_whole_rows_find(n_rows: int, monkeypatch: pytest.Monke
         torch.testing.assert_close(best.log_total[:, 0], scores.logsumexp(1))
         some = torch.tensor([63, 0, 31, 31])
         torch.testing.assert_close(
-            log_probabilities(product_blocks(h, output), some), scores.log_softmax(1)[:, some]
+            log_probabilities(score_blocks(output, h), some), scores.log_softmax(1)[:, some]
         )
 
 
 def test_a_search_in_blocks_holds_no_row_of_all_scores() -> None:
     """The law that memory is bounded, whatever the catalogue: a whole row is never made."""
-    output = Products(torch.randn(300_000, 2), torch.zeros(300_000))
+    output = DotProduct(torch.randn(300_000, 2), torch.zeros(300_000))
     for n_rows in (1, 16, 256):
-        sizes = [scores.numel() for _, scores in product_blocks(torch.zeros(n_rows, 2), output, 10)]
+        sizes = [scores.numel() for _, scores in score_blocks(output, torch.zeros(n_rows, 2), 10)]
         assert max(sizes) <= 2**20
         assert sum(sizes) == n_rows * 300_000
 
 
-def test_compressed_vectors_are_searched_in_blocks_and_by_an_index() -> None:
-    plain = exact.products_of(EXACT.model)
-    assert isinstance(plain, Products)
-    output = CodedProducts(int8_table(plain.weight.detach(), N_ITEMS), plain.bias.detach())
-    queries = queries_of(EXACT.model, histories_of(100))
-    wanted = output.all_scores(queries.h)
-    wanted.view(-1)[queries.filters.left_out] = -torch.inf
-    found = exact_best(product_blocks(queries.h, output, 10), queries.filters, 10)
+def test_quantized_embeddings_are_searched_in_blocks_and_by_an_index() -> None:
+    plain = item_products(EXACT.model)
+    assert isinstance(plain, DotProduct)
+    output = QuantizedDotProduct(
+        int8_embedding(plain.weight.detach(), N_ITEMS), plain.bias.detach()
+    )
+    sample = encode_sample(EXACT.model, histories_of(100))
+    wanted = output.block_scores(sample.h, 0, N_ITEMS)
+    wanted.view(-1)[sample.mask.hidden] = -torch.inf
+    found = top_k(score_blocks(output, sample.h, 10), sample.mask, 10)
     torch.testing.assert_close(found.scores, wanted.topk(10).values)
-    index = build_index(output, queries, 0.95)
+    index = build_index(output, sample, 0.95)
     assert index is not None
-    by_index = indexed_best(index, queries.h, output, queries.filters, 10)
+    by_index = index.top_k(sample.h, output, sample.mask, 10)
     assert recall_of(by_index.items.tolist(), found.items.tolist()) > 0.9
     torch.testing.assert_close(by_index.scores, wanted.gather(1, by_index.items))
 
 
 def test_a_model_without_products_is_scored_as_a_whole() -> None:
-    config = small_config("model.name=neumf")
-    model = NeuMF(30, config.model, 4)
-    assert exact.products_of(model) is None
-    blocks = list(exact.score_blocks(model, torch.tensor([2]), torch.tensor([[1, 2]])))
-    assert len(blocks) == 1
-    assert torch.equal(blocks[0][1], model.score(torch.tensor([2]), torch.tensor([[1, 2]])))
+    model = build_model(small_config(recipe="neumf"), 30, n_users=4)
+    assert item_products(model) is None
+    users, histories = torch.tensor([2]), torch.tensor([[1, 2]])
+    with torch.inference_mode():
+        [(first, block)] = score_blocks(model.output(), model.encode(users, histories))
+    assert first == 0
+    assert torch.equal(block, score_rows(model, users, histories))
 
 
 # The index
@@ -159,7 +169,7 @@ def test_the_index_has_the_recall_it_says_on_people_it_was_not_tuned_on() -> Non
     assert MEASURED.recall >= 0.95
     assert (MEASURED.n_tuned, MEASURED.n_measured) == (200, 200)
     others = histories_of(300, seed=7)
-    found, wanted = (next(r.rank(others)).items.tolist() for r in (INDEXED, EXACT))
+    found, wanted = (next(r.top_k(others)).items.tolist() for r in (INDEXED, EXACT))
     assert recall_of(found, wanted) == pytest.approx(MEASURED.recall, abs=0.03)
     assert MEASURED.n_searched < MEASURED.n_lists / 4  # and it is no disguised search of all
 
@@ -189,7 +199,7 @@ ITEM = st.integers(0, N_ITEMS - 1)
 @given(
     history=st.lists(ITEM, min_size=1, max_size=12),
     k=st.sampled_from([1, 10, 40, 3_000]),
-    excludes_seen=st.booleans(),
+    exclude_seen=st.booleans(),
     n_allowed=st.sampled_from([None, 0, 1, 7, 500, 5_000]),
     n_blocked=st.sampled_from([0, 3, 900, 5_990]),
     blocks_the_best=st.booleans(),
@@ -200,25 +210,25 @@ ITEM = st.integers(0, N_ITEMS - 1)
 def test_no_excluded_item_is_ever_found_and_no_answer_is_short(
     history: list[int],
     k: int,
-    excludes_seen: bool,
+    exclude_seen: bool,
     n_allowed: int | None,
     n_blocked: int,
     blocks_the_best: bool,
     seed: int,
 ) -> None:
     generator = np.random.default_rng(seed)
-    everything = Question(history, N_ITEMS, False)
-    [whole] = rank_questions(EXACT.model, EXACT.model, [everything])
+    everything = Request(history, N_ITEMS, False)
+    [whole] = answer_requests(EXACT.model, EXACT.model, [everything])
     order = whole.items[0] if blocks_the_best else generator.permutation(N_ITEMS)
     blocked = order[:n_blocked].tolist()
     allowed = None if n_allowed is None else generator.permutation(N_ITEMS)[:n_allowed].tolist()
-    question = Question(history, k, excludes_seen, allowed, blocked)
-    other = Question([1, 2, 3], 3)
-    for questions in ([question], [other, question]):  # alone and in a batch
-        found = rank_questions(INDEXED.model, INDEXED.model, questions, INDEXED.index)[-1]
+    request = Request(history, k, exclude_seen, allowed, blocked)
+    other = Request([1, 2, 3], 3)
+    for requests in ([request], [other, request]):  # alone and in a batch
+        found = answer_requests(INDEXED.model, INDEXED.model, requests, INDEXED.index)[-1]
         items = found.items[0].tolist()
         remaining = set(range(N_ITEMS)) if allowed is None else set(allowed)
-        remaining -= set(blocked) | (set(history) if excludes_seen else set())
+        remaining -= set(blocked) | (set(history) if exclude_seen else set())
         assert set(items) <= remaining
         assert len(items) == len(set(items)) == min(k, len(remaining)) == found.n_found[0]
         of = dict(zip(whole.items[0].tolist(), whole.scores[0].tolist(), strict=True))
@@ -230,11 +240,11 @@ def test_no_excluded_item_is_ever_found_and_no_answer_is_short(
 
 
 @pytest.mark.parametrize("share", [0.001, 0.1, 0.4, 0.9])
-def test_many_histories_with_a_common_filter(share: float) -> None:
+def test_many_histories_with_the_same_excluded_items(share: float) -> None:
     excluded = torch.rand(N_ITEMS, generator=torch.Generator().manual_seed(4)) >= share
     histories = histories_of(120, seed=9)
-    [found] = INDEXED.rank(histories, excluded=excluded)
-    [wanted] = EXACT.rank(histories, excluded=excluded)
+    [found] = INDEXED.top_k(histories, excluded=excluded)
+    [wanted] = EXACT.top_k(histories, excluded=excluded)
     assert np.array_equal(found.n_found, wanted.n_found)
     for row, n in enumerate(found.n_found.tolist()):
         items = found.items[row, :n]
@@ -245,16 +255,16 @@ def test_many_histories_with_a_common_filter(share: float) -> None:
 
 
 def test_blocking_each_rows_best_costs_no_recall() -> None:
-    """The answer then lies as deep as if 110 had been asked for: as many lists are searched."""
+    """The answer then lies as deep as that of k = 110: as many lists are searched."""
     histories = histories_of(60, seed=5)
     rows = [histories[i].tolist() for i in range(60)]
-    whole = rank_questions(EXACT.model, EXACT.model, [Question(row, 100) for row in rows])
-    asked = [
-        Question(row, 10, blocked=best.items[0].tolist())
+    whole = answer_requests(EXACT.model, EXACT.model, [Request(row, 100) for row in rows])
+    requests = [
+        Request(row, 10, blocked=best.items[0].tolist())
         for row, best in zip(rows, whole, strict=True)
     ]
     found, wanted = (
-        [each.items[0].tolist() for each in rank_questions(r.model, r.model, asked, r.index)]
+        [each.items[0].tolist() for each in answer_requests(r.model, r.model, requests, r.index)]
         for r in (INDEXED, EXACT)
     )
     assert recall_of(found, wanted) >= 0.9
@@ -263,10 +273,10 @@ def test_blocking_each_rows_best_costs_no_recall() -> None:
 def test_items_that_nobody_would_have_been_given_cost_nothing() -> None:
     """Long lists of blocked items are no reason to leave the index aside."""
     history = list(range(1, 400, 40))
-    [whole] = rank_questions(EXACT.model, EXACT.model, [Question(history, N_ITEMS, False)])
+    [whole] = answer_requests(EXACT.model, EXACT.model, [Request(history, N_ITEMS, False)])
     blocked = whole.items[0][-2_000:].tolist()
-    [found] = rank_questions(
-        INDEXED.model, INDEXED.model, [Question(history, 10, blocked=blocked)], INDEXED.index
+    [found] = answer_requests(
+        INDEXED.model, INDEXED.model, [Request(history, 10, blocked=blocked)], INDEXED.index
     )
     assert np.isnan(found.probabilities).all()  # by the index
 
@@ -275,12 +285,14 @@ def test_items_that_nobody_would_have_been_given_cost_nothing() -> None:
 def test_blocking_the_best_for_everybody_costs_no_recall(n_blocked: int) -> None:
     """And a few are no reason to leave the index aside."""
     histories = histories_of(120, seed=9)
-    best = next(EXACT.rank(histories, 100, exclude_seen=False)).items[:, : max(10, n_blocked // 10)]
+    best = next(EXACT.top_k(histories, 100, exclude_seen=False)).items[
+        :, : max(10, n_blocked // 10)
+    ]
     often = np.bincount(best.ravel(), minlength=N_ITEMS).argsort()[::-1][:n_blocked]
     excluded = torch.zeros(N_ITEMS, dtype=torch.bool)
     excluded[often.copy()] = True
     [found], [wanted] = (
-        r.rank(histories, exclude_seen=False, excluded=excluded) for r in (INDEXED, EXACT)
+        r.top_k(histories, exclude_seen=False, excluded=excluded) for r in (INDEXED, EXACT)
     )
     assert n_blocked > 10 or np.isnan(found.probabilities).mean() > 0.9
     assert not excluded[found.items].any()
@@ -298,9 +310,9 @@ def test_one_who_blocks_many_does_not_make_the_others_wait(
         return candidates(h, n, n_searched)
 
     monkeypatch.setattr(INDEXED.index, "candidates", noted)
-    few = [Question([i, i + 40], 10, False) for i in range(8)]
-    many = Question([9, 49], 10, False, blocked=list(range(3, 2_000)))
-    rank_questions(INDEXED.model, INDEXED.model, [*few, many], INDEXED.index)
+    few = [Request([i, i + 40], 10, False) for i in range(8)]
+    many = Request([9, 49], 10, False, blocked=list(range(3, 2_000)))
+    answer_requests(INDEXED.model, INDEXED.model, [*few, many], INDEXED.index)
     assert sum(n > 10 for n in fetched[:9]) == 1
 
 
@@ -339,7 +351,7 @@ def index_files(directory: Path) -> list[str]:
 def test_a_saved_index_answers_the_same_and_can_be_left_aside(saved: Path) -> None:
     loaded = Recommender.load(saved)
     assert loaded.index is not None
-    assert loaded.index.measured == MEASURED
+    assert loaded.index.quality == MEASURED
     history = ["item-5", "item-45"]
     wanted = [(each.item, each.score) for each in INDEXED.recommend(history)]
     assert [(each.item, each.score) for each in loaded.recommend(history)] == wanted
@@ -413,7 +425,7 @@ def test_files_that_vanish_while_they_are_read_are_no_crash(
         for name in index_files(directory):
             (directory / name).unlink()
 
-    monkeypatch.setattr(recommender_module, "verify_manifest", verify_and_lose)
+    monkeypatch.setattr(model_directory, "verify_manifest", verify_and_lose)
     with pytest.raises(ValueError, match="was being replaced: load it again"):
         Recommender.load(saved)
 
@@ -433,8 +445,6 @@ def vouch(directory: Path) -> None:
 def test_without_faiss_a_model_with_an_index_answers_exactly_and_says_so(
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bert4rec.retrieval.index import note_missing_faiss
-
     note_missing_faiss.cache_clear()
     monkeypatch.setitem(sys.modules, "faiss", None)
     with caplog.at_level(logging.WARNING):
@@ -508,14 +518,13 @@ def test_the_verb_builds_measures_and_takes_away(tmp_path: Path) -> None:
 
 
 def test_a_next_item_model_and_known_users_are_indexed_too() -> None:
-    config = small_config("model.name=sasrec")
-    torch.manual_seed(0)
-    model = SASRec(N_ITEMS, config.model).eval()
+    config = small_config(recipe="sasrec")
+    model = build_model(config, N_ITEMS, n_users=0).eval()
     with torch.no_grad():
         model.items.weight[:N_ITEMS] = EXACT.model.items.weight[:N_ITEMS]  # type: ignore
     plain = Recommender(model, EXACT.vocabulary, config, EXACT.about)
     indexed = Recommender(model, EXACT.vocabulary, config, EXACT.about)
     assert indexed.build_index(histories_of(200)) is not None
     others = histories_of(100, seed=11)
-    [found], [wanted] = indexed.rank(others), plain.rank(others)
+    [found], [wanted] = indexed.top_k(others), plain.top_k(others)
     assert recall_of(found.items.tolist(), wanted.items.tolist()) > 0.94

@@ -14,9 +14,8 @@ import torch
 from toys import small_config
 
 from bert4rec.config import RunConfig
-from bert4rec.distributed.shard_parameters import ShardParameters
+from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for, check_can_shard
-from bert4rec.distributed.sharded_rows import ShardedRows
 from bert4rec.distributed.torch_process_group import TorchProcessGroup
 from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads

@@ -3,9 +3,9 @@
     python benchmarks/quality/ablations.py ml-1m ml-1m.txt.gz      # some half an hour on one core
     python benchmarks/quality/ablations.py beauty beauty.txt.gz    # some ten minutes per row
 
-runs `trial.py` for every row of a table in docs/quality.md and writes ablations-NAME.json; rows
-that `--trials` already has with the same settings are not run again. With `--only` the other rows
-stay as they are in that file.
+runs `trial.py` for every row of a table in docs/experiments/2026-11-quality.md and writes
+ablations-NAME.json; rows that `--trials` already has with the same settings are not run again. With
+`--only` the other rows stay as they are in that file.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Keep what a finished training reached for docs/quality.md: settings, metrics and curve.
+"""Keep settings, metrics and curve of a finished training for the tables of quality_page.py.
 
 python benchmarks/quality/keep_run.py runs/best-ml-1m docs/results/quality/runs/best-ml-1m.json
 """

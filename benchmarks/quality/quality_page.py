@@ -1,22 +1,21 @@
-"""Put the figures of docs/results/quality into the tables of docs/quality.md.
+"""Put the figures of docs/results/quality into the tables of docs/experiments/2026-11-quality.md.
 
     python benchmarks/quality/quality_page.py            # write the tables again
     python benchmarks/quality/quality_page.py --check    # exit 1 when the files say otherwise
 
-The sentences of the page are typed; what stands between `<!-- table NAME -->` and `<!-- end -->` is
-written here. A table whose files are missing says so.
+The sentences of the page are typed. A table whose files are missing says so.
 """
 
-import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from marked_tables import write_or_check
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, RESULTS = DOCS / "quality.md", DOCS / "results" / "quality"
-MARKED = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PAGE, RESULTS = DOCS / "experiments" / "2026-11-quality.md", DOCS / "results" / "quality"
 
 # Asked for in full ranking (NDCG@10, HR@10) and against 100 popularity negatives (HR@10, NDCG@10).
 TARGETS = {
@@ -49,7 +48,7 @@ CASES = {
     "ml1m200": "ML-1M, the last 200 items, 6 + 3 epochs",
     "beauty": "Beauty, `best-beauty`",
 }
-INITIALIZATIONS = {"near": "local", "identity": "identity, deleted since"}  # of cb200a4
+INITIALIZATIONS = {"near": "`local`", "identity": "identity, deleted since"}  # of cb200a4
 FIRST, SECOND = "after the first stage", "after the second stage"
 FIRST_CAUSAL = "after the first stage, as *BERT4Rec-causal*"
 # As stages.py names them, and as it did before revision cb200a4.
@@ -264,7 +263,7 @@ def initialization_table() -> list[str]:
     ]
     for (case, chosen), ndcg in values.items():
         by_seed = ", ".join(map(number, ndcg))
-        title = f"{CASES[case]} | `{INITIALIZATIONS.get(chosen, chosen)}`"
+        title = f"{CASES[case]} | {INITIALIZATIONS.get(chosen, f'`{chosen}`')}"
         lines.append(f"| {title} | {len(ndcg)} | {number(sum(ndcg) / len(ndcg))} | {by_seed} |")
     return lines
 
@@ -283,22 +282,5 @@ TABLES = {
 }
 
 
-def page(text: str) -> str:
-    def table(match: re.Match[str]) -> str:
-        return match[1] + "\n".join(TABLES[match[2]]()) + "\n" + match[3]
-
-    return MARKED.sub(table, text)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    if arguments.check:
-        sys.exit(text != page(text))
-    PAGE.write_text(page(text), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, TABLES, __doc__)

@@ -21,12 +21,11 @@ from prepare import measured
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "scale" / "catalogue.json"
 CHILD = """
 import json, sys
-from types import SimpleNamespace
 from pathlib import Path
 import numpy as np
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.config import load_config, resolve
-from bert4rec.data.splits import leave_one_out
+from bert4rec.data.splits import HeldOut, Spans, Split
 from bert4rec.training.timing import time_stages
 
 n_items, loss, seconds, out = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
@@ -37,8 +36,10 @@ config = load_config("default", None, [
 ])
 n_users, length = 256 * 50, 52
 tokens = np.random.default_rng(0).integers(0, n_items, n_users * length).astype(np.int32)
-offsets = np.arange(n_users + 1, dtype=np.int64) * length
-split = leave_one_out(SimpleNamespace(tokens=tokens, offsets=offsets, n_items=n_items))
+starts = np.arange(n_users, dtype=np.int64) * length
+train = Spans(tokens, starts, starts + length - 2, np.arange(n_users))
+held_out = HeldOut(train, tokens[train.ends].astype(np.int64))
+split = Split(train, held_out, held_out, n_items, np.bincount(tokens, minlength=n_items))
 keep_freed_memory()
 found = time_stages(split, resolve(config, n_items), seconds)[0].seconds_per_step
 Path(out).write_text(json.dumps({"seconds_per_step": round(found, 3)}))

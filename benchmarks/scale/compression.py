@@ -5,8 +5,8 @@
 compresses each model as int8 and by product quantization with 1, 2, 4 and 8 numbers per byte, and
 writes sizes, memory, latency, and HR@10 and NDCG@10 on the validation items with the paired 95 %
 interval of the loss. `--synthetic N` adds the sizes and the latency of an untrained SASRec with N
-items, where the embedding is most of the model; quality means nothing there. Each latency and memory is
-measured in a process of its own, on one thread.
+items, where the embedding is most of the model; quality means nothing there. Each latency and
+memory is measured in a process of its own, on one thread.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from bert4rec.compression import with_coded_items
+    from bert4rec.compression import quantize
     from bert4rec.config import load_config, resolve
     from bert4rec.data.sequences import Vocabulary
     from bert4rec.models.sasrec import SASRec
@@ -155,7 +155,7 @@ def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
     show(content["model"], content["as_trained"])
     for code, numbers in (("int8", 1), ("pq", 2), ("pq", 4)):
         started = time.perf_counter()
-        small = with_coded_items(recommender, code, numbers)  # type: ignore[arg-type]
+        small = quantize(recommender, code, numbers)  # type: ignore[arg-type]
         row: dict[str, Any] = {"item_vectors": code, "numbers_per_byte": numbers}
         row["seconds_to_compress"] = time.perf_counter() - started
         kept = small.about["compression"]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bert4rec.data.sources import open_data
-from bert4rec.item_mask import NOTHING_HIDDEN, ItemMask
+from bert4rec.item_mask import ItemMask
 from bert4rec.models.output import DotProduct, ItemProducts
 from bert4rec.pipeline import split_of
 from bert4rec.recommender import Recommender
@@ -125,7 +125,7 @@ def mixture(n_items: int, dim: int, n_groups: int) -> tuple[ItemProducts, Search
     weight = around(n_items)
     weight *= generator.lognormal(0, LENGTHS, (n_items, 1)).astype(np.float32) * 0.15
     bias = BIAS * generator.standard_normal(n_items, dtype=np.float32)
-    mask = ItemMask(n_items, NOTHING_HIDDEN)
+    mask = ItemMask(n_items, torch.empty(0, dtype=torch.int64))
     queries = SearchSample(torch.from_numpy(around(MOST_QUERIES)), mask)
     return DotProduct(torch.from_numpy(weight), torch.from_numpy(bias)), queries
 

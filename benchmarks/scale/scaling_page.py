@@ -1,205 +1,105 @@
-"""Write the tables of docs/scaling.md from the cost model of `bert4rec plan`.
+"""Put the figures of docs/results/scale* into docs/how-to/several-machines.md.
 
-    python benchmarks/scale/scaling_page.py              # write them again
-    python benchmarks/scale/scaling_page.py --check      # exit 1 when they are not what it says
+    python benchmarks/scale/scaling_page.py              # write the tables again
+    python benchmarks/scale/scaling_page.py --check      # exit 1 when the files say otherwise
 
-Only what stands between `<!-- costs: NAME -->` and `<!-- end of costs -->` is written; the rest of
-the page is written by hand. Run it after `costs.py` has measured.
+`speed/scaling.py` measures the first and draws its picture; `prepare.py`, `train_and_score.py` and
+`catalogue.py` measure the others.
 """
 
-import argparse
 import json
-import re
 import sys
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-from bert4rec.config import Config, load_config, override_config
-from bert4rec.costs.advice import Advice, advise
-from bert4rec.costs.assumptions import where_measured
-from bert4rec.costs.choices import loss_name
-from bert4rec.costs.commands import commands
-from bert4rec.costs.machines import Machine, layout_of
-from bert4rec.costs.memory import disk_seconds, training_bytes
-from bert4rec.costs.model import measured_costs
-from bert4rec.costs.words import count, duration, size
-from bert4rec.costs.work import step_of
-from bert4rec.costs.workload import Workload, workload_of
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from marked_tables import markdown_table, write_or_check
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
-PREPARED = PAGE.parent / "results" / "scale" / "prepare.json"
-BLOCK = re.compile(r"(<!-- costs: (\w+) -->\n).*?(<!-- end of costs -->)", re.DOTALL)
-INTERACTIONS = (10**6, 10**8, 10**10)
-ITEMS = (10**4, 10**6, 5 * 10**7)
-WALL_ITEMS = (10**4, 10**5, 10**6, 10**7, 5 * 10**7)
-LENGTH = 50
-EPOCHS, SECOND_EPOCHS = 10, 3
-COSTS, MACHINE = measured_costs(), Machine()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LOSSES = ("cross-entropy", "sampled-softmax")
 
 
-def settings() -> Config:
-    return override_config(
-        load_config(), [f"training.epochs={EPOCHS}", f"second_stage.epochs={SECOND_EPOCHS}"]
-    )
+def load(name: str) -> Any:
+    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-@cache
-def planned(interactions: int, items: int) -> Advice:
-    workload = workload_of(interactions=interactions, length=LENGTH, items=items)
-    return advise(COSTS, workload, settings(), MACHINE)
+def points(curve: str, loss: str = LOSSES[0]) -> dict[int, dict[str, Any]]:
+    """The measured points of one curve by their place on it."""
+    found = load("scaling")["points"]
+    return {p["x"]: p for p in found if (p["curve"], p["loss"]) == (curve, loss) and "peak_mb" in p}
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+def milliseconds(point: dict[str, Any]) -> str:
+    return f"{1000 * point['step_seconds']:,.0f} ms"
 
 
-def cases() -> str:
-    """Three sizes of data by three of the catalogue."""
-    header = ["interactions", "items", "machines", "memory on each", "prepare", "an epoch"]
-    header += [f"{EPOCHS} epochs", "then evaluate, index", "score all users", "a request", "loss"]
-    rows = []
-    for interactions in INTERACTIONS:
-        for items in ITEMS:
-            row = [count(interactions), count(items)]
-            if items > interactions:
-                rows.append([*row, *["–"] * 8, "more items than clicks"])
-                continue
-            advice = planned(interactions, items)
-            run = advice.run
-            sharded = ", table sharded" if run.is_sharded else ""
-            row += [str(run.layout.machines), size(run.memory), duration(advice.preparing)]
-            row += [duration(run.epoch), duration(run.total)]
-            row += [duration(run.evaluation + run.indexing), duration(advice.scoring.seconds)]
-            rows.append([*row, duration(advice.request), loss_name(advice) + sharded])
-    return table(header, rows)
+def gigabytes(megabytes: float) -> str:
+    return f"{megabytes / 1000:.1f} GB"
 
 
-def training_commands() -> str:
-    """What to type for each case, once the table is prepared."""
-    lines = []
-    for interactions in INTERACTIONS:
-        for items in ITEMS:
-            if items > interactions:
-                continue
-            typed = commands(planned(interactions, items), "default", load_config())
-            lines.append(f"# {count(interactions)} interactions, {count(items)} items")
-            lines += [each.words for each in typed if each.what.startswith("train")]
-    return "```\n" + "\n".join(lines) + "\n```\n"
-
-
-def walls() -> str:
-    """A step of one process, and its memory, with the full softmax and with a sampled one."""
-    header = ["items", "full softmax: a step", "memory", "1,024 negatives: a step", "memory"]
-    layout, rows = layout_of(MACHINE, 1, 1), []
-    for items in WALL_ITEMS:
-        row = [count(items)]
-        for loss in ("cross-entropy", "sampled-softmax"):
-            changes = [f"training.loss={loss}", f"training.workers={layout.workers}"]
-            config = override_config(load_config(), [*changes, "training.batch_size=256"])
-            step = step_of(config, items, 256, LENGTH, layout.workers)
-            workload = Workload(10**6, items, LENGTH, LENGTH * 10**6)
-            needed = training_bytes(COSTS, config, workload, layout, is_sharded=False)
-            row += [duration(COSTS.step_seconds(step)), size(needed)]
-        rows.append(row)
-    return table(header, rows)
-
-
-def preparing() -> str:
-    header = ["interactions", "prepare", "the table as CSV", "prepared"]
-    rows = []
-    for interactions in INTERACTIONS:
-        advice = planned(interactions, ITEMS[0])
-        sizes = [size(advice.disk["the table"]), size(advice.disk["prepared"])]
-        rows.append([count(interactions), duration(advice.preparing), *sizes])
-    return table(header, rows) + _checked()
-
-
-def _checked() -> str:
-    """What a large table took here beside what the model says of it, once it was measured."""
-    if not PREPARED.is_file():
-        return ""
-    found = json.loads(PREPARED.read_text(encoding="utf-8"))
-    rows, cores = found["prepared"]["n_interactions"], found["machine"]["cores"]
-    memory = 2 * 512e6  # half of it is for sorting, as the benchmark gives it
-    seconds = COSTS.preparing_seconds(rows, cores)
-    seconds += disk_seconds(COSTS, Workload(rows, 2, 1, rows), memory)
-    return (
-        f"\nMeasured: {count(rows)} interactions, as whole numbers in {found['asked']['files']} "
-        f"Parquet files, were prepared in {duration(found['seconds'])} on {cores} cores "
-        f"([prepare.json](results/scale/prepare.json)); for as many rows of CSV the model says "
-        f"{duration(seconds)}.\n"
-    )
-
-
-def percent(share: float | None) -> str:
-    return "not known" if share is None else f"{share:.0%}"
-
-
-def ranges() -> str:
-    """What the stored points cover."""
-    points = [point for point in COSTS.points if "error" not in point]
-
-    def between(kind: str, name: str) -> str:
-        values = [point[name] for point in points if point["kind"] == kind]
-        return f"{count(min(values))} to {count(max(values))}"
-
-    return (
-        f"{len(points)} points: training with widths of {between('training', 'dim')}, lengths of "
-        f"{between('training', 'length')} and {between('training', 'items')} items; answers from "
-        f"{between('answers', 'items')} items; indexes of {between('index', 'items')}; "
-        f"{between('preparing', 'rows')} rows prepared; {between('exchange', 'bytes')} bytes of "
-        "gradients exchanged."
-    )
-
-
-def errors() -> str:
-    header = ["what", "typical error", "largest", "points"]
+def items_table() -> list[str]:
+    full, sampled = (points("items", loss) for loss in LOSSES)
     rows = [
-        [kind, percent(each["typical"]), percent(each["worst"]), str(each["n_points"])]
-        for kind, each in COSTS.errors.items()
+        [
+            f"{n:,}",
+            *(milliseconds(full[n]), f"{full[n]['peak_mb']:,} MB"),
+            *(milliseconds(sampled[n]), f"{sampled[n]['peak_mb']:,} MB"),
+        ]
+        for n in full
+        if n in sampled
     ]
-    peaks = [point for point in COSTS.points if "planned_mb" in point]
-    ratios = sorted(point["planned_mb"] / point["peak_mb"] for point in peaks)
-    middle = ratios[len(ratios) // 2]
-    return (
-        f"{where_measured(COSTS)} {ranges()}\n\n{table(header, rows)}\n"
-        f"Memory of training: planned over measured between {ratios[0]:.2f} and {ratios[-1]:.2f}, "
-        f"{middle:.2f} in the middle ({len(ratios)} points).\n"
+    header = ["items", "full softmax: per step", "memory", "1,024 negatives: per step", "memory"]
+    return markdown_table(header, rows)
+
+
+def users_table() -> list[str]:
+    header = ["users", "per epoch", "memory"]
+    found = points("users").items()
+    rows = [[f"{n:,}", f"{p['epoch_seconds']:,.1f} s", f"{p['peak_mb']:,} MB"] for n, p in found]
+    return markdown_table(header, rows)
+
+
+def shape_table() -> list[str]:
+    header = ["length of a history", "width", "per step", "memory"]
+    rows = [
+        [f"{n:,}", f"{p['dim']}", milliseconds(p), f"{p['peak_mb']:,} MB"]
+        for n, p in points("length").items()
+    ]
+    rows += [
+        [f"{p['length']}", f"{n}", milliseconds(p), f"{p['peak_mb']:,} MB"]
+        for n, p in points("dim").items()
+    ]
+    return markdown_table(header, rows)
+
+
+def large_table() -> list[str]:
+    prepared, trained = load("scale/prepare"), load("scale/train-and-score")
+    train, score = trained["train"], trained["score"]
+    n_steps = train["sequences"] // 256
+    rows = [
+        (f"prepare {prepared['asked']['files']} Parquet files, `--memory 512MB`", prepared),
+        (
+            f"train BERT4Rec, d=64, for {n_steps:,} steps of 256 histories of 50, sampled softmax "
+            "with 1,024 negatives; evaluate 2,000 users, build the index",
+            train,
+        ),
+        (f"load the model and score {score['users']:,} users", score),
+    ]
+    return markdown_table(
+        ["", "seconds", "peak memory"],
+        [
+            [what, f"{took['seconds']:.0f}", gigabytes(took["peak_resident_megabytes"])]
+            for what, took in rows
+        ],
     )
 
 
-BLOCKS = {
-    "cases": cases,
-    "commands": training_commands,
-    "walls": walls,
-    "preparing": preparing,
-    "errors": errors,
+TABLES = {
+    "items": items_table,
+    "users": users_table,
+    "shapes": shape_table,
+    "large": large_table,
 }
 
-
-def page(text: str) -> str:
-    """The page with its blocks written anew."""
-    found = {name for _, name, _ in BLOCK.findall(text)}
-    if found != set(BLOCKS):
-        sys.exit(f"docs/scaling.md has the blocks {sorted(found)}, not {sorted(BLOCKS)}")
-    return BLOCK.sub(lambda match: match[1] + BLOCKS[match[2]]() + match[3], text)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = page(before)
-    if arguments.check and before != after:
-        sys.exit(
-            "docs/scaling.md is not what measurements.json says: "
-            "run benchmarks/scale/scaling_page.py"
-        )
-    if not arguments.check:
-        PAGE.write_text(after, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(DOCS / "how-to" / "several-machines.md", TABLES, __doc__)

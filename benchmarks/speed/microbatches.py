@@ -1,4 +1,4 @@
-"""Which sizes of microbatches are fastest: the measurement behind `bert4rec.data.length_groups`.
+"""Which sizes of microbatches are fastest: the measurement behind `bert4rec.data.splits`.
 
     python benchmarks/speed/microbatches.py [--tasks train score] [--shapes ml-1m] [--seconds 14]
 
@@ -23,11 +23,10 @@ from shapes import SHAPES, Shape, sequence_file
 
 sys.path.append(str(Path(__file__).parent / "tools"))
 from measure import TOP, Sequences, users_in_random_order
-from ours import USERS_AT_ONCE, cloze_config, histories_of
+from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
 from bert4rec import scoring
-from bert4rec.data.length_groups import FOR_SCORING, FOR_TRAINING, MicrobatchSize
-from bert4rec.data.splits import leave_one_out
+from bert4rec.data.splits import FOR_SCORING, FOR_TRAINING, MicrobatchSize
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Sizes, make_batch
 from bert4rec.training.gradients import Gradients
@@ -54,7 +53,7 @@ def settings(shape: Shape) -> list[str]:
 
 
 def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> Step:
-    config, split = cloze_config(shape.n_items, *settings(shape)), leave_one_out(sequences)
+    config, split = cloze_config(shape.n_items, *settings(shape)), split_of(sequences)
     model, loss = build_model(config, shape.n_items, 0).train(), build_loss(config, split)
     gradients = Gradients(model, loss, workers)
     optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)

@@ -23,10 +23,9 @@ from shapes import SHAPES, Shape, sequence_file
 
 sys.path.append(str(Path(__file__).parent / "tools"))
 from measure import Sequences, users_in_random_order
-from ours import USERS_AT_ONCE, cloze_config, histories_of
+from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
-from bert4rec.data.splits import leave_one_out
-from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.cpu_tuning import without_onednn
 from bert4rec.scoring import ROWS_OF_BLOCKS, SCORES_BYTES, group_histories
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.setup import build_stages
@@ -114,7 +113,7 @@ def ours_training(sequences: Sequences, shape: Shape) -> Parts:
     settings = f"model.max_len={shape.max_len} stages.0.mask_ratio={shape.mask_ratio}"
     batch_size = f"training.batch_size={BATCH}"
     config = cloze_config(sequences.n_items, *settings.split(), batch_size)
-    stage = build_stages(config, leave_one_out(sequences), 1)[0]
+    stage = build_stages(config, split_of(sequences), 1)[0]
     linear = attention = items = n_sequences = 0
     with WorkerThreads(1) as preparer:
         for batch in islice(stage.batches.epoch(0, 0, preparer), BATCHES):

@@ -16,10 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.append(str(Path(__file__).parent / "tools"))
 from measure import Sequences
-from ours import cloze_config
+from ours import cloze_config, split_of
 
-from bert4rec.allocator import keep_freed_memory
-from bert4rec.data.splits import leave_one_out
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer
@@ -43,7 +42,7 @@ def main() -> None:
     shape = parser.parse_args().shape
     torch.set_num_threads(1)
     keep_freed_memory()  # as `bert4rec train` does
-    split, about = leave_one_out(Sequences(sequence_file(shape))), SHAPES[shape]
+    split, about = split_of(Sequences(sequence_file(shape))), SHAPES[shape]
     config = cloze_config(
         split.n_items,
         f"model.max_len={about.max_len}",

@@ -20,10 +20,10 @@ from bert4rec.losses import LOSSES, AutoLoss, LossSettings
 from bert4rec.models import MODELS
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.objectives import OBJECTIVES, NextItemStage, StageSettings
-from bert4rec.registry import Registry
 from bert4rec.settings import (
     Count,
     Positive,
+    Registry,
     Settings,
     description_of,
     nearest,

@@ -24,8 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
-from bert4rec.registry import Registry
-from bert4rec.settings import Count, Positive, Settings, Share
+from bert4rec.settings import Count, Positive, Registry, Settings, Share
 
 PREFIX_SHARE = 0.9  # of the sequences that `last_item` cuts at a random place, not at their end
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]

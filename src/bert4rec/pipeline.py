@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 
 from bert4rec import __version__
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import Config, RunConfig, resolve
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for
@@ -39,6 +39,7 @@ from bert4rec.run_checks import (
     unreachable_note,
 )
 from bert4rec.threads import WorkerThreads
+from bert4rec.training.batches import shards_of
 from bert4rec.training.checkpoint import Progress, delete_checkpoints
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import LoopOptions, RunDirectory, TrainingLoop
@@ -56,7 +57,6 @@ from bert4rec.training.setup import (
     validation_users,
 )
 from bert4rec.training.timing import StageTime, time_stages
-from bert4rec.training.user_shards import shards_of
 
 __all__ = [
     "DryRun",

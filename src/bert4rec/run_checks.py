@@ -15,9 +15,9 @@ from bert4rec.distributed.sharded_items import check_can_shard
 from bert4rec.distributed.torch_process_group import is_restart, launch_id
 from bert4rec.durable import MANIFEST
 from bert4rec.models import MODELS, is_fitted
+from bert4rec.training.batches import check_shards
 from bert4rec.training.checkpoint import begun_by, has_checkpoint, identity_of
 from bert4rec.training.process_group import ProcessGroup
-from bert4rec.training.user_shards import check_shards
 
 
 def check_training(

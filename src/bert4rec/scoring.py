@@ -21,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bert4rec.data.length_groups import FOR_SCORING, group_by_length
-from bert4rec.data.splits import HeldOut, Spans
+from bert4rec.cpu_tuning import without_onednn
+from bert4rec.data.splits import FOR_SCORING, HeldOut, Spans, group_by_length
 from bert4rec.item_mask import ExcludedItems, ItemMask
 from bert4rec.models import Model
-from bert4rec.models.kernels.onednn import without_onednn
 from bert4rec.models.output import ItemProducts, Output
 from bert4rec.threads import WorkerThreads
 

@@ -1,10 +1,16 @@
-"""What all settings classes have in common: frozen, typed, and strict about names."""
+"""What all settings have in common: frozen, typed, strict about names, and chosen by name.
+
+A `Registry` maps the names of models, losses and objectives to `module:attribute`, which is imported
+when the name is first asked for. A name of that very form is taken as it is, so that another package
+can bring its own.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -68,3 +74,33 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)` where a known name is close to `word`."""
     close = difflib.get_close_matches(word, sorted(known), 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    def __init__(self, kind: str, homes: Mapping[str, str]) -> None:
+        self.kind, self._homes = kind, dict(homes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes or (isinstance(name, str) and ":" in name)
+
+    def __getitem__(self, name: str) -> T:
+        home = name if ":" in name else self._homes.get(name)
+        if home is None:
+            raise ValueError(
+                f"{self.kind} is {name!r}{nearest(name, self)}: choose one of {', '.join(self)}"
+            )
+        module, _, attribute = home.partition(":")
+        try:
+            found: Any = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"{self.kind} is {name!r}, which cannot be imported: {error}"
+            ) from None
+        result: T = found
+        return result

@@ -17,10 +17,10 @@ from measure import (
 )
 
 from bert4rec import __version__
-from bert4rec.allocator import keep_freed_memory
 from bert4rec.config import RunConfig, load_config, resolve
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Vocabulary
-from bert4rec.data.splits import Spans, leave_one_out
+from bert4rec.data.splits import HeldOut, Spans, Split
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
 from bert4rec.threads import WorkerThreads
@@ -37,6 +37,15 @@ def cloze_config(n_items: int, *changes: str) -> RunConfig:
     return resolve(load_config("bert4rec-2-stage", None, [*alike, *changes]), n_items)
 
 
+def split_of(sequences: Sequences) -> Split:
+    """Leave one out; the validation items stand in for the test items, which nobody reads."""
+    starts, ends = sequences.offsets[:-1], sequences.offsets[1:] - 2
+    train = Spans(sequences.tokens, starts, ends, np.arange(sequences.n_users))
+    held_out = HeldOut(train, sequences.tokens[ends].astype(np.int64))
+    counts = np.bincount(sequences.tokens, minlength=sequences.n_items)
+    return Split(train, held_out, held_out, sequences.n_items, counts)
+
+
 def histories_of(sequences: Sequences) -> Spans:
     """All but the last item of each user."""
     starts, ends = sequences.offsets[:-1], sequences.offsets[1:] - 1
@@ -45,7 +54,7 @@ def histories_of(sequences: Sequences) -> Spans:
 
 def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec train` does
-    split = leave_one_out(sequences)
+    split = split_of(sequences)
     model, loss = build_model(config, split.n_items, 0).train(), build_loss(config, split)
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         stage = build_stages(config, split, workers.n)[0]

@@ -12,10 +12,9 @@ import typer
 
 from bert4rec import __version__
 from bert4rec.cli import (
-    compress_command,
+    artifact_commands,
     data_commands,
     histories_commands,
-    index_command,
     lab_command,
     model_commands,
     recommend_commands,
@@ -52,8 +51,7 @@ model_commands.add_to(app)
 tune_command.add_to(app)
 recommend_commands.add_to(app)
 serve_command.add_to(app)
-index_command.add_to(app)
-compress_command.add_to(app)
+artifact_commands.add_to(app)
 lab_command.add_to(app)
 reproduce_command.add_to(app)
 app.add_typer(data_commands.app, name="data")

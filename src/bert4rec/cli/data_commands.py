@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from bert4rec.cli.console import output, progress_bar
-from bert4rec.cli.options import ConfigFile, Overrides, Recipe
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.options import ConfigFile, Overrides, Recipe, TableOptions, reads_a_table
 
 app = typer.Typer(help="Audit, prepare and download data.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from bert4rec.cli.console import output, printable, progress_bar, say
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.options import TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences

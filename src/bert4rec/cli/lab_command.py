@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert4rec.cli.console import errors, exit_interrupted, output, print_next
-from bert4rec.cli.options import DATA_HELP, Latex, Markdown, Overrides, refuse_given, text_format
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.options import (
+    DATA_HELP,
+    Latex,
+    Markdown,
+    Overrides,
+    TableOptions,
+    reads_a_table,
+    refuse_given,
+    text_format,
+)
 
 if TYPE_CHECKING:
     from bert4rec.evaluation.text_tables import TextFormat

@@ -22,8 +22,15 @@ from bert4rec.cli.console import (
     progress_bar,
     say,
 )
-from bert4rec.cli.options import DATA_HELP, RAY_ADDRESS_HELP, ConfigFile, Overrides, Recipe
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.options import (
+    DATA_HELP,
+    RAY_ADDRESS_HELP,
+    ConfigFile,
+    Overrides,
+    Recipe,
+    TableOptions,
+    reads_a_table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

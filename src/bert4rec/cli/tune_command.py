@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert4rec.cli.console import errors, exit_interrupted, output, print_next
-from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe
-from bert4rec.cli.table_options import TableOptions, reads_a_table
+from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe, TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from bert4rec.lab.tuning import TuningResult

@@ -135,6 +135,6 @@ def _in_one_sentence(what: str) -> Iterator[None]:
         yield
     except duckdb.Error as error:
         raise ValueError(
-            f"{what} cannot be read as Parquet: {first_line(error)}; see docs/data.md about "
+            f"{what} cannot be read as Parquet: {first_line(error)}; see docs/how-to/data.md about "
             "credentials and endpoints"
         ) from None

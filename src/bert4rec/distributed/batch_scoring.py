@@ -15,25 +15,23 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import check_has_ray
 from bert4rec.distributed.scoring_parts import (
-    PartWriter,
-    ScoringJob,
-    finished_parts,
-    is_part,
-    part_path,
-    remove_leftovers,
-    remove_parts,
-)
-from bert4rec.distributed.scoring_plan import (
     COMPLETE,
     PLAN,
+    PartWriter,
+    ScoringJob,
     check_same_plan,
+    finished_parts,
+    is_part,
     make_plan,
+    part_path,
     read_plan,
+    remove_leftovers,
+    remove_parts,
     write_plan,
 )
 from bert4rec.distributed.scoring_workers import LocalWorker, Reports, compute_parts

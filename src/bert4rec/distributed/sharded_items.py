@@ -19,8 +19,7 @@ from torch import Tensor
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Spans
-from bert4rec.distributed.shard_parameters import ShardParameters
-from bert4rec.distributed.sharded_rows import ShardedRows
+from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
 from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives

@@ -8,6 +8,8 @@ Shapes: M queries, D width, V items.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,8 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from bert4rec.models.output import Output
-from bert4rec.registry import Registry
-from bert4rec.settings import Settings
+from bert4rec.settings import Registry, Settings
 
 SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that dense gradients are quicker
 
@@ -85,3 +86,28 @@ LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`
         "bpr-max": "bert4rec.losses.sampled:BPRMaxSettings",
     },
 )
+
+
+def differentiate(h: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The value and its gradient for `h`; those of parameters are added to their `.grad`."""
+    leaf = h.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = value(leaf)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    return loss.detach(), leaf.grad
+
+
+def sum_over_rows(
+    value: Callable[[Tensor, Tensor], Tensor], n_rows: int, h: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The sum of `value(h, targets)` over `n_rows` at a time, and the gradient of each row."""
+    parts = []
+    for first in range(0, len(h), n_rows):
+        rows = slice(first, first + n_rows)
+        parts.append(differentiate(h[rows], partial(_swap, value, targets[rows])))
+    return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([grad for _, grad in parts])
+
+
+def _swap(value: Callable[[Tensor, Tensor], Tensor], targets: Tensor, h: Tensor) -> Tensor:
+    return value(h, targets)

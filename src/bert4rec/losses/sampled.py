@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from bert4rec.losses import LossSettings, formulas
-from bert4rec.losses.by_autograd import differentiate, sum_over_rows
+from bert4rec.losses import LossSettings, differentiate, formulas, sum_over_rows
 from bert4rec.losses.formulas import Formula
 from bert4rec.losses.negatives import Negatives, as_they_occur, by_popularity, random_groups
 from bert4rec.models.kernels.row_embedding import embed

@@ -9,8 +9,7 @@ from torch import Tensor
 from bert4rec.data.splits import Spans
 from bert4rec.models.output import Output
 from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.registry import Registry
-from bert4rec.settings import Settings
+from bert4rec.settings import Registry, Settings
 
 
 class Model(Protocol):

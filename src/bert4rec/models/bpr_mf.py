@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
+from bert4rec.models.item_knn import require_implicit, user_item_matrix
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
 from bert4rec.settings import Positive, Settings
 
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import ItemProducts, dot_product

@@ -5,8 +5,8 @@
 x is the set of the items that are read: an item counts once, however often it occurs, and their
 order is not seen at all. Training hides a share q of them (`mask_ratio` of the objective
 `denoising`) and predicts all; the rest is scaled up to make up for it, by 1/(1 - q) in the
-paper and by the exact ratio of the row here. An unknown user has no V_u. The loss is the logistic one of
-the paper's two, with 5 negatives for each item.
+paper and by the exact ratio of the row here. An unknown user has no V_u. The loss is the logistic
+one of the paper's two, with 5 negatives for each item.
 
 Where this differs from the paper: the sum is divided by the root of its number of items n. Adam
 moves all rows by steps of one size, and a plain sum of hundreds of them runs into the flat ends of
@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import ItemProducts, dot_product

@@ -1,10 +1,14 @@
 """Item-kNN: items that the same people have are alike; recommend what is like the history.
 
+Only fitting needs `implicit` and scipy, so they are imported inside the functions: a fitted model is
+saved, loaded and asked without them.
+
 Shapes: `B` histories, `L` positions, `V` items, `N` pairs of an item and one of its neighbours.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,7 +20,6 @@ from torch.nn.functional import pad
 from bert4rec.data.splits import Spans
 from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.models.user_item_matrix import require_implicit, user_item_matrix
 from bert4rec.settings import Positive, Settings
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory of a call: long histories have many neighbours
@@ -138,3 +141,29 @@ def _weighted(user_items: Any, similarity: Literal["cosine", "tfidf", "bm25"]) -
                 weighted = bm25_weight(item_users, K1=1.2, B=0.75)
     weighted.data = np.nan_to_num(weighted.data)
     return weighted.T.tocsr()
+
+
+def require_implicit(model: str) -> None:
+    """A sentence that helps instead of a ModuleNotFoundError."""
+    missing = [name for name in ("implicit", "scipy") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"model.name is {model!r}: fitting it needs {' and '.join(missing)}; "
+            "run pip install 'bert4rec[lab]'"
+        )
+
+
+def user_item_matrix(train: Spans, n_items: int) -> Any:
+    """(user rows, V) CSR of ones, float32: an item that a user had twice still counts once.
+
+    A user row without a span is an empty row.
+    """
+    from scipy.sparse import csr_matrix
+
+    items = np.concatenate([train[i] for i in range(len(train))])
+    users = np.repeat(train.users, train.lengths)
+    shape = (int(train.users.max()) + 1, n_items)
+    matrix = csr_matrix((np.ones(len(items), dtype=np.float32), (users, items)), shape=shape)
+    matrix.sum_duplicates()  # also sorts the columns of a row, which `implicit` relies on
+    matrix.data[:] = 1
+    return matrix

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.gru4rec import default_to, recurrent_layers
 from bert4rec.models.kernels.additive_attention import additive_attention
 from bert4rec.models.kernels.byte_dropout import ByteDropout

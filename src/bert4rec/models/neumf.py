@@ -4,7 +4,7 @@
     ŷ_ui = hᵀ [GMF ; MLP] + c                                                      (Eq. 12)
 
 With D predictive factors, p and q are D wide, p' and q' 2D, and the tower is 4D → 2D → D. The loss
-is `bce` with 4 uniform negatives. An unknown user has no vectors, so only known users can be answered.
+is `bce` with 4 uniform negatives. An unknown user has no embedding: only known users get answers.
 
 Where this differs from the paper: both paths are trained together from the start, without being
 pre-trained apart; dropout of the user embeddings is there for those who want it; and a negative may
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bert4rec.data.length_groups import MicrobatchSize
+from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding, embed
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings

@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bert4rec.data.length_groups import FOR_TRAINING, MicrobatchSize
-from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.cpu_tuning import without_onednn
+from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import ItemProducts, Output
 from bert4rec.models.quantized_embedding import quantized_embeddings

@@ -31,8 +31,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bert4rec.cpu_tuning import without_onednn
 from bert4rec.item_mask import ItemMask
-from bert4rec.models.kernels.onednn import without_onednn
 from bert4rec.models.output import ItemProducts
 from bert4rec.scoring import Block, TopK, items_per_block, score_blocks, top_k
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bert4rec.allocator import keep_freed_memory
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.recommender import Recommendations
 from bert4rec.serving.http.problems import Problem
 from bert4rec.serving.model_registry import ModelRefused, ModelRegistry, ModelRequest, ServedModel

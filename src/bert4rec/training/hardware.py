@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from bert4rec.config import TrainingSettings
-from bert4rec.models.kernels.onednn import without_onednn
+from bert4rec.cpu_tuning import without_onednn
 
 # AMX is advertised by virtual machines that cannot run it; oneDNN reads this when torch is loaded.
 SAFE_ISA = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}

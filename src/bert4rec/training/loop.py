@@ -86,7 +86,7 @@ class TrainingLoop:
         self.last_save = time.monotonic()
 
     def run(self, *, resume: bool = False) -> Progress:
-        """All stages that are left; `Interrupted` when it was asked to stop, after a checkpoint."""
+        """All stages that are left; `Interrupted` after a checkpoint when a stop is requested."""
         if resume:
             self._restore()
         else:

@@ -13,10 +13,9 @@ from bert4rec.models import MODELS, is_trained
 from bert4rec.models.initialization import popularity_bias
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.objectives import ModelShape
-from bert4rec.training.batches import Sizes, StageBatches
+from bert4rec.training.batches import ALL_USERS, Sizes, StageBatches, UserShards
 from bert4rec.training.loop import Stage
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
-from bert4rec.training.user_shards import ALL_USERS, UserShards
 
 
 def build_model(config: RunConfig, n_items: int, n_users: int) -> SequenceModel:

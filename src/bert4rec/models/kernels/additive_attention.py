@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert4rec.models.kernels.query_grid import QueryGrid
+from bert4rec.models.kernels.blocks import QueryGrid
 
 AT_ONCE = 2**20  # sums of query and key that are held at a time: some megabytes
 

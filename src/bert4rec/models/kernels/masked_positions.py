@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bert4rec.models.kernels.blocks import run_block, run_block_at, run_block_on_prefixes
-from bert4rec.models.kernels.query_grid import QueryGrid
+from bert4rec.models.kernels.blocks import QueryGrid, run_block, run_block_at, run_block_on_prefixes
 from bert4rec.models.transformer import Block, causal_mask
 
 if TYPE_CHECKING:
