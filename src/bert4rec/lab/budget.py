@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.config import RunConfig
+from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.splits import Split
 from bert4rec.training.memory import available_memory, check_memory
 from bert4rec.training.timing import StageTime, time_stages
