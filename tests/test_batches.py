@@ -14,7 +14,7 @@ from bert4rec.objectives import (
     ClozeStage,
     DenoisingStage,
     LastItemStage,
-    ModelShape,
+    ModelSpec,
     NextItemStage,
     Objective,
 )
@@ -81,7 +81,7 @@ def test_microbatches_are_all_of_the_batch_and_waste_little(lengths: list[int]) 
 
 def test_cloze_predicts_what_really_stood_there() -> None:
     split = leave_one_out(random_histories(0, n_users=400))
-    shape = ModelShape(split.n_items, MAX_LEN, has_mask=True)
+    shape = ModelSpec(split.n_items, MAX_LEN, has_mask=True)
     objective = ClozeStage(mask_ratio=0.5).build(split.train, shape)
     windows = windows_of(objective)
     batch = make_batch(objective, windows, split.n_items, generator())
@@ -98,7 +98,7 @@ def test_cloze_predicts_what_really_stood_there() -> None:
 
 def test_last_item_queries_each_sequence_once() -> None:
     split = leave_one_out(random_histories(1))
-    shape = ModelShape(split.n_items, MAX_LEN, has_mask=True)
+    shape = ModelSpec(split.n_items, MAX_LEN, has_mask=True)
     objective = LastItemStage().build(split.train, shape)
     windows = windows_of(objective)
     assert len(windows) == (split.train.lengths >= 2).sum()
@@ -132,7 +132,7 @@ def test_next_item_queries_what_the_windows_of_its_users_say(
     n_targets: int, has_mask: bool
 ) -> None:
     spans = spans_of([1, 5, 30, 2, 13, 7] * 5)
-    shape = ModelShape(N_ITEMS, MAX_LEN, has_mask, n_targets)
+    shape = ModelSpec(N_ITEMS, MAX_LEN, has_mask, n_targets)
     objective = NextItemStage(window_stride=0.5).build(spans, shape)
     windows = windows_of(objective)
     rows = np.random.default_rng(1).permutation(len(windows))[: len(windows) // 2]
@@ -146,14 +146,14 @@ def test_next_item_queries_what_the_windows_of_its_users_say(
     batch = make_batch(objective, windows.take(rows), PAD, generator(), SMALL)
     assert len(batch.microbatches) > 2
     assert batch.n_sequences == len(rows)
-    assert {each.is_after for each in batch.microbatches} == {has_mask}
+    assert {each.appends_mask for each in batch.microbatches} == {has_mask}
     assert queries_of(batch) == expected
 
 
 def test_denoising_queries_nothing_of_padding() -> None:
     spans = spans_of([1, 5, 30, 2, 13, 7] * 5)
     stage = DenoisingStage(mask_ratio=0.5, window_stride=None)
-    objective = stage.build(spans, ModelShape(N_ITEMS, MAX_LEN))
+    objective = stage.build(spans, ModelSpec(N_ITEMS, MAX_LEN))
     windows = windows_of(objective)
     batch = make_batch(objective, windows, PAD, generator(), SMALL)
     queried: dict[int, list[int]] = {}
@@ -174,7 +174,7 @@ def test_a_batch_for_two_workers_can_be_shared_and_queries_the_same(
     n_rows = 600
     lengths = [13] * n_rows if kind == "alike" else [2 + i % 12 for i in range(n_rows)]
     stage = NextItemStage(max_queries=max_queries)
-    objective = stage.build(spans_of(lengths), ModelShape(N_ITEMS, MAX_LEN))
+    objective = stage.build(spans_of(lengths), ModelSpec(N_ITEMS, MAX_LEN))
     windows, large = windows_of(objective), MicrobatchSize(2**20, 2**20)
     n_positions = int((windows.lengths - 1).sum())
     assert n_positions > 1.2 * FOR_TRAINING.positions  # or sharing it would cost more than it saves
@@ -191,7 +191,7 @@ def test_a_batch_for_two_workers_can_be_shared_and_queries_the_same(
 
 
 def batches_of(seed: tuple[int, int], epoch: int, first: int = 0) -> list[Batch]:
-    objective = ClozeStage().build(spans_of([5, 9, 30, 12] * 8), ModelShape(N_ITEMS, MAX_LEN, True))
+    objective = ClozeStage().build(spans_of([5, 9, 30, 12] * 8), ModelSpec(N_ITEMS, MAX_LEN, True))
     stage = StageBatches({0: objective}, seed, PAD, 10, SMALL, SINGLE_PROCESS)
     assert stage.steps_per_epoch == 4
     with WorkerThreads(1) as preparer:

@@ -15,7 +15,7 @@ from bert4rec.models import MODELS, is_trained
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.objectives import ModelShape
+from bert4rec.objectives import ModelSpec
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, Sizes, make_batch
 from bert4rec.training.gradients import Gradients, clip_gradient, distribute
@@ -28,7 +28,7 @@ def first_batch(split: Split, config: Config, size: MicrobatchSize = FOR_TRAININ
     """All sequences of the first stage."""
     model = MODELS[config.model.name]
     values = config.model.model_dump()
-    shape = ModelShape(split.n_items, values["max_len"], model.has_mask, values.get("n_targets", 1))
+    shape = ModelSpec(split.n_items, values["max_len"], model.has_mask, values.get("n_targets", 1))
     objective = config.stages[0].build(split.train, shape)
     sequences = objective.sequences(np.random.default_rng(0))
     return make_batch(
@@ -152,7 +152,7 @@ def large_weights(config: Config, n_items: int) -> SequenceModel:
 def plain_loss(model: SequenceModel, batch: Batch, loss: str) -> torch.Tensor:
     total = torch.zeros(())
     for each in batch.microbatches:
-        encode = model.encode_prefixes if each.is_after else model.encode_queries
+        encode = model.encode_prefixes if each.appends_mask else model.encode_queries
         h = encode(each.tokens, each.positions, each.users)
         scores = model.output().block_scores(h, 0, model.n_items)
         if loss == "cross-entropy":

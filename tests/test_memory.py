@@ -21,7 +21,7 @@ from bert4rec.config import load_config, resolve
 from bert4rec.data.splits import Spans
 from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
-from bert4rec.objectives import ModelShape
+from bert4rec.objectives import ModelSpec
 from bert4rec.scoring import rank_of
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import make_batch
@@ -37,7 +37,7 @@ tokens = np.random.default_rng(0).integers(0, n_items, n_rows * length, dtype=np
 starts = np.arange(n_rows) * length
 train = Spans(tokens, starts, starts + length, np.arange(n_rows))
 loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
-objective = config.stages[0].build(train, ModelShape(n_items, length, has_mask=True))
+objective = config.stages[0].build(train, ModelSpec(n_items, length, has_mask=True))
 with WorkerThreads(2) as workers:
     gradients = Gradients(model, loss, workers)
     optimizer = Optimizer(model, 0.01, is_sparse=loss.is_sparse)

@@ -12,7 +12,7 @@ from bert4rec.objectives import (
     ClozeStage,
     DenoisingStage,
     LastItemStage,
-    ModelShape,
+    ModelSpec,
     NextItemStage,
     Objective,
     is_last,
@@ -25,8 +25,8 @@ N_ITEMS = PAD = 1000  # more than there are places, so that an item tells where 
 MASK = N_ITEMS + 1
 MAX_LEN = 12
 USER_0 = 40  # user rows are not places in the spans
-SHAPE = ModelShape(N_ITEMS, MAX_LEN)
-WITH_MASK = ModelShape(N_ITEMS, MAX_LEN, has_mask=True)
+SHAPE = ModelSpec(N_ITEMS, MAX_LEN)
+WITH_MASK = ModelSpec(N_ITEMS, MAX_LEN, has_mask=True)
 
 
 def spans_of(lengths: list[int]) -> Spans:
@@ -57,8 +57,8 @@ def some_sequences(lengths: list[int], width: int) -> Tensor:
 def hidden_by(stage: ClozeStage, sequences: Tensor, seed: int = 0) -> Tensor:
     """(B, L) which items are hidden, after a look at what the model sees and predicts."""
     objective = stage.build(spans_of([3]), WITH_MASK)
-    inputs, targets, is_query = objective.queries(sequences, generator(seed))
-    assert not objective.is_after
+    inputs, targets, is_query = objective.examples(sequences, generator(seed))
+    assert not objective.appends_mask
     hidden = inputs == MASK
     assert torch.equal(inputs[~hidden], sequences[~hidden])
     assert torch.equal(targets[:, :, 0], sequences)
@@ -109,11 +109,11 @@ def test_last_item_leaves_out_single_items_and_hides_the_last_one() -> None:
     objective = LastItemStage().build(spans_of([1, 2, 9, 1, 30]), WITH_MASK)
     sequences = padded_sequences(objective)
     assert len(sequences) == 3
-    inputs, targets, is_query = objective.queries(sequences, generator())
+    inputs, targets, is_query = objective.examples(sequences, generator())
     assert torch.equal(is_query[:, :, 0], is_last(sequences, PAD))
     assert torch.equal(inputs, sequences.masked_fill(is_query[:, :, 0], MASK))
     assert torch.equal(targets[:, :, 0], sequences)
-    assert not objective.is_after
+    assert not objective.appends_mask
 
 
 def test_prefixes_end_anywhere_after_the_first_item_and_some_at_the_end() -> None:
@@ -133,15 +133,15 @@ def test_prefixes_end_anywhere_after_the_first_item_and_some_at_the_end() -> Non
 
 @pytest.mark.parametrize("n_targets", [1, 3])
 def test_next_item_predicts_the_items_after_each_one(n_targets: int) -> None:
-    shape = ModelShape(N_ITEMS, MAX_LEN, n_targets=n_targets)
+    shape = ModelSpec(N_ITEMS, MAX_LEN, n_targets=n_targets)
     objective = NextItemStage(window_stride=0.5).build(spans_of([5, 2, 13, 9, 40]), shape)
     sequences = padded_sequences(objective)
-    inputs, targets, is_query = objective.queries(sequences, generator())
+    inputs, targets, is_query = objective.examples(sequences, generator())
     width = sequences.shape[1]
     assert width == MAX_LEN + 1
     assert torch.equal(inputs, sequences[:, :-1])
     assert targets.shape == is_query.shape == (*inputs.shape, n_targets)
-    assert not objective.is_after
+    assert not objective.appends_mask
     for row, shown in enumerate(sequences.tolist()):
         for place in range(width - 1):
             for t in range(n_targets):
@@ -155,8 +155,8 @@ def test_next_item_of_a_model_with_a_mask_leaves_a_position_for_it() -> None:
     """Every item but the first is queried after the one before it, by a [MASK] after that."""
     objective = NextItemStage(window_stride=None).build(spans_of([5, 2, 9, 1, 30]), WITH_MASK)
     sequences = padded_sequences(objective)
-    inputs, targets, is_query = objective.queries(sequences, generator())
-    assert objective.is_after
+    inputs, targets, is_query = objective.examples(sequences, generator())
+    assert objective.appends_mask
     assert inputs.shape[1] == MAX_LEN - 1
     assert is_query.sum((1, 2)).tolist() == [4, 1, 8, MAX_LEN - 1]
     assert torch.equal(targets[is_query], inputs[is_query[:, :, 0]] + 1)
@@ -173,14 +173,14 @@ def test_next_item_leaves_out_sequences_of_one_item() -> None:
 def test_next_item_queries_at_most_so_many_places_and_prefers_none(n_targets: int) -> None:
     n_rows, n_places = 6000, 9
     spans = spans_of([n_places + 1] * 100)
-    shape = ModelShape(N_ITEMS, MAX_LEN, n_targets=n_targets)
+    shape = ModelSpec(N_ITEMS, MAX_LEN, n_targets=n_targets)
     some = NextItemStage(max_queries=2).build(spans, shape)
     every = NextItemStage().build(spans, shape)
     sequences = padded_sequences(every)
-    all_queries = every.queries(sequences, generator())
+    all_queries = every.examples(sequences, generator())
     n_queries = torch.zeros(n_places)
     for seed in range(n_rows // 100):
-        inputs, targets, is_query = some.queries(sequences, generator(seed))
+        inputs, targets, is_query = some.examples(sequences, generator(seed))
         assert torch.equal(inputs, all_queries.inputs)
         assert torch.equal(targets, all_queries.targets)
         is_chosen = is_query[:, :, 0]
@@ -198,8 +198,8 @@ def test_a_bidirectional_prefix_ends_at_a_random_item() -> None:
     """Queries go from there to the end of the sequence."""
     stage = NextItemStage(bidirectional_prefix=True, window_stride=None)
     objective = stage.build(spans_of([8] * 300 + [2]), WITH_MASK)
-    _, _, is_query = objective.queries(padded_sequences(objective), generator())
-    assert objective.is_after
+    _, _, is_query = objective.examples(padded_sequences(objective), generator())
+    assert objective.appends_mask
     firsts = set()
     for row, queried in enumerate(is_query[:, :, 0]):
         places = queried.nonzero()[:, 0].tolist()
@@ -234,7 +234,7 @@ def test_denoising_predicts_every_item_or_some_and_hides_a_share(max_queries: in
     is_real = sequences != PAD
     n_hidden, n_real = torch.zeros(MAX_LEN), torch.zeros(MAX_LEN)
     for seed in range(100):
-        inputs, targets, is_query = objective.queries(sequences, generator(seed))
+        inputs, targets, is_query = objective.examples(sequences, generator(seed))
         assert torch.equal(targets[:, :, 0], sequences)
         queried = is_query[:, :, 0]
         if max_queries is None:

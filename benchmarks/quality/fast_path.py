@@ -37,7 +37,7 @@ from bert4rec.data.splits import Spans, Split, leave_one_out
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.kernels.byte_dropout import ByteDropout
-from bert4rec.objectives import Objective, Queries
+from bert4rec.objectives import Examples, Objective
 from bert4rec.scoring import rank_held_out
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, Sizes, make_batch, shuffled_batches
@@ -84,11 +84,11 @@ class PlainPath:
         decay = config.training.weight_decay
         self.optimizer = torch.optim.AdamW([matrices, vectors], weight_decay=decay)
 
-    def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Queries:
+    def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Examples:
         padded = sequences.padded(np.arange(len(sequences)), self.model.pad)
-        return objective.queries(torch.from_numpy(padded), masks)
+        return objective.examples(torch.from_numpy(padded), masks)
 
-    def step(self, batch: Queries, learning_rate: float, seed: int) -> None:
+    def step(self, batch: Examples, learning_rate: float, seed: int) -> None:
         torch.manual_seed(seed)  # of the dropout
         is_query = batch.is_query[:, :, 0]
         scores = self.model(batch.inputs)[is_query]

@@ -1,10 +1,13 @@
-"""What a training stage asks the model: sequences → inputs, query positions and targets.
+"""What a training stage predicts: sequences → inputs, queries and targets.
 
-- `cloze`: hide a share of the items behind `[MASK]` and predict them from both sides (Section 3.6).
-- `last_item`: hide the last item of a random prefix: what the model is asked when it recommends.
+A *history* is all that a user did. A *sequence* is the window or prefix of it that a model reads at
+a time, and a *query* a position of it whose item is to be predicted.
+
+- `cloze`: mask a share of the items and predict them from both sides (Section 3.6).
+- `last_item`: mask the last item of a random prefix, as when the model recommends.
 - `next_item`: after every item, predict the next. A model with a `[MASK]` gets one after each item,
   which sees the items up to its place.
-- `denoising`: hide a share of the items and predict all of them, as an autoencoder does.
+- `denoising`: mask a share of the items and predict every item, masked or not, as an autoencoder.
 
 Every random choice comes from a generator that the caller seeds by (seed, stage, epoch or step), so
 that step 1,000 draws the same numbers whether or not the run was interrupted before it.
@@ -26,7 +29,7 @@ from torch import Tensor
 from bert4rec.data.splits import Spans
 from bert4rec.settings import Count, Positive, Registry, Settings, Share
 
-PREFIX_SHARE = 0.9  # of the sequences that `last_item` cuts at a random place, not at their end
+RANDOM_CUT_SHARE = 0.9  # of the histories, in `last_item`; the others end where they end
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
 MaxQueries = Annotated[
     Positive | None, Field(description="predict at most this many items per sequence")
@@ -40,13 +43,13 @@ WindowStride = Annotated[
 ]
 
 
-class ModelShape(NamedTuple):
+class ModelSpec(NamedTuple):
     """What an objective needs to know of the model."""
 
     n_items: int
     max_len: int
     has_mask: bool = False  # whether it has a [MASK] to query with
-    n_targets: int = 1  # how many following items a query predicts
+    n_targets: int = 1  # how many following items a query predicts (Caser: three)
 
     @property
     def pad(self) -> int:
@@ -58,24 +61,24 @@ class ModelShape(NamedTuple):
 
 
 class StageSettings(Settings):
-    """One stage of a training. What all objectives have in common."""
+    """One stage of training: the settings that all objectives share."""
 
     objective: str = Field(description="what the model is trained to predict")
     epochs: Count = Field(description="most passes over the training sequences; 0 leaves it out")
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        description="the highest one, after the warm-up; it decays linearly to zero"
+        description="before the warm-up and the linear decay to zero are applied"
     )
     patience: Positive | None = Field(
         description="stop after this many validations without a better NDCG@10; none never stops"
     )
 
-    def build(self, train: Spans, model: ModelShape) -> Objective:
+    def build(self, train: Spans, spec: ModelSpec) -> Objective:
         """The objective on these training histories."""
         raise NotImplementedError
 
 
-class Queries(NamedTuple):
-    """What a model sees of a batch, and what it is to predict."""
+class Examples(NamedTuple):
+    """What a model sees of a batch of sequences, and what it is to predict."""
 
     inputs: Tensor  # (B, L) tokens
     targets: Tensor  # (B, L, T) items
@@ -83,12 +86,12 @@ class Queries(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """Which sequences an epoch has, and which queries a batch of them."""
+    """Which sequences an epoch has, and which examples a batch of them."""
 
     sequences: Callable[[np.random.Generator], Spans]
-    queries: Callable[[Tensor, torch.Generator], Queries]  # (B, L) or (B, L + 1) tokens
-    # Whether the query is a [MASK] after the position, instead of the position itself.
-    is_after: bool = False
+    examples: Callable[[Tensor, torch.Generator], Examples]  # (B, L) or (B, L + 1) tokens
+    # Whether `inputs` hold no [MASK], and the model puts one after each query position.
+    appends_mask: bool = False
 
 
 class ClozeStage(StageSettings):
@@ -96,28 +99,29 @@ class ClozeStage(StageSettings):
     epochs: Count = 200
     learning_rate: float = Field(1e-3, gt=0)
     patience: Positive | None = 15
-    mask_ratio: MaskRatio = Field(0.2, description="rho: the share of items that is hidden")
+    mask_ratio: MaskRatio = Field(0.2, description="rho: the share of items that is masked")
     max_queries: MaxQueries = None
     last_item_share: Share = Field(
-        0.1, description="share of the sequences in which only the last item is hidden"
+        0.1, description="share of the sequences in which only the last item is masked"
     )
     window_stride: WindowStride = None
 
-    def build(self, train: Spans, model: ModelShape) -> Objective:
-        windows = sliding_windows(train, model.max_len, self.window_stride)
+    def build(self, train: Spans, spec: ModelSpec) -> Objective:
+        windows = sliding_windows(train, spec.max_len, self.window_stride)
 
-        def queries(sequences: Tensor, generator: torch.Generator) -> Queries:
-            hidden = self._hidden(sequences, model.pad, generator)
-            inputs = sequences.masked_fill(hidden, model.mask)
-            return Queries(inputs, sequences[..., None], hidden[..., None])
+        def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
+            is_masked = self._mask(sequences, spec.pad, generator)
+            inputs = sequences.masked_fill(is_masked, spec.mask)
+            return Examples(inputs, sequences[..., None], is_masked[..., None])
 
-        return Objective(lambda _: windows, queries)
+        return Objective(lambda _: windows, examples)
 
-    def _hidden(self, sequences: Tensor, pad: int, generator: torch.Generator) -> Tensor:
-        """Which items to hide, (B, L): each with `mask_ratio`, at least one, never all of several.
+    def _mask(self, sequences: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+        """(B, L) true where an item is masked: each with probability `mask_ratio`.
 
-        The number to hide is drawn first and clamped; the items with the smallest random keys are
-        hidden, so that clamping prefers no position.
+        At least one per row is masked, and at least one stays visible where there are two. The
+        number is drawn first and clamped; the items with the smallest random keys are masked, so that
+        clamping prefers no position. In some rows only the last item is masked.
         """
         keys = torch.rand(sequences.shape, generator=generator)
         is_real = sequences != pad
@@ -126,13 +130,13 @@ class ClozeStage(StageSettings):
         most = (lengths - 1).clamp(min=1)
         if self.max_queries is not None:
             most = most.clamp(max=self.max_queries)
-        n_hidden = torch.minimum(wanted.clamp(min=1), most)
+        n_masked = torch.minimum(wanted.clamp(min=1), most)
         rank = keys.masked_fill(~is_real, 2.0).argsort(1).argsort(1)
-        hidden = (rank < n_hidden[:, None]) & is_real
+        is_masked = (rank < n_masked[:, None]) & is_real
         if self.last_item_share:
             is_last_only = torch.rand(len(sequences), 1, generator=generator) < self.last_item_share
-            hidden = torch.where(is_last_only, is_last(sequences, pad), hidden)
-        return hidden
+            is_masked = torch.where(is_last_only, is_last(sequences, pad), is_masked)
+        return is_masked
 
 
 class LastItemStage(StageSettings):
@@ -141,16 +145,16 @@ class LastItemStage(StageSettings):
     learning_rate: float = Field(3e-4, gt=0)
     patience: Positive | None = 10
 
-    def build(self, train: Spans, model: ModelShape) -> Objective:
-        train = longer_than_one(train)
+    def build(self, train: Spans, spec: ModelSpec) -> Objective:
+        train = with_two_or_more_items(train)
 
-        def queries(sequences: Tensor, generator: torch.Generator) -> Queries:
-            hidden = is_last(sequences, model.pad)
-            inputs = sequences.masked_fill(hidden, model.mask)
-            return Queries(inputs, sequences[..., None], hidden[..., None])
+        def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
+            is_masked = is_last(sequences, spec.pad)
+            inputs = sequences.masked_fill(is_masked, spec.mask)
+            return Examples(inputs, sequences[..., None], is_masked[..., None])
 
         return Objective(
-            lambda generator: random_prefixes(train, model.max_len, generator), queries
+            lambda generator: random_prefixes(train, spec.max_len, generator), examples
         )
 
 
@@ -163,26 +167,27 @@ class NextItemStage(StageSettings):
     window_stride: WindowStride = 0.5
     bidirectional_prefix: bool = Field(
         False,
-        description="for models with a [MASK]: queries start at a random item, and the items up "
-        "to it see each other in both directions, as when the model recommends",
+        description="for models with a [MASK]: queries start at a random item, and the model lets "
+        "the items up to it see each other in both directions, as when it recommends",
     )
 
-    def build(self, train: Spans, model: ModelShape) -> Objective:
-        longest = model.max_len + (not model.has_mask)  # the last position is the [MASK]'s
-        windows = sliding_windows(longer_than_one(train), longest, self.window_stride)
+    def build(self, train: Spans, spec: ModelSpec) -> Objective:
+        # Inputs are without the last item, so that a model without a [MASK] has room for one more.
+        longest = spec.max_len if spec.has_mask else spec.max_len + 1
+        windows = sliding_windows(with_two_or_more_items(train), longest, self.window_stride)
 
-        def queries(sequences: Tensor, generator: torch.Generator) -> Queries:
-            targets = F.pad(sequences[:, 1:], (0, model.n_targets - 1), value=model.pad)
-            targets = targets.unfold(1, model.n_targets, 1)  # (B, L, T)
-            is_query = targets != model.pad
-            first = is_query[:, :, 0]
+        def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
+            targets = F.pad(sequences[:, 1:], (0, spec.n_targets - 1), value=spec.pad)
+            targets = targets.unfold(1, spec.n_targets, 1)  # (B, L, T)
+            is_query = targets != spec.pad
+            at = is_query[:, :, 0]  # (B, L) query positions
             if self.bidirectional_prefix:
-                first = first & from_random_place(first, generator)
+                at = at & from_random_query_on(at, generator)
             if self.max_queries is not None:
-                first = random_subset(first, self.max_queries, generator)
-            return Queries(sequences[:, :-1], targets, is_query & first[:, :, None])
+                at = random_subset(at, self.max_queries, generator)
+            return Examples(sequences[:, :-1], targets, is_query & at[:, :, None])
 
-        return Objective(lambda _: windows, queries, is_after=model.has_mask)
+        return Objective(lambda _: windows, examples, appends_mask=spec.has_mask)
 
 
 class DenoisingStage(StageSettings):
@@ -190,22 +195,22 @@ class DenoisingStage(StageSettings):
     epochs: Count = 40
     learning_rate: float = Field(1e-3, gt=0)
     patience: Positive | None = 15
-    mask_ratio: MaskRatio = Field(0.2, description="the share of items that is hidden")
+    mask_ratio: MaskRatio = Field(0.2, description="the share of items that is masked")
     max_queries: MaxQueries = None
     window_stride: WindowStride = 1.0
 
-    def build(self, train: Spans, model: ModelShape) -> Objective:
-        windows = sliding_windows(train, model.max_len, self.window_stride)
+    def build(self, train: Spans, spec: ModelSpec) -> Objective:
+        windows = sliding_windows(train, spec.max_len, self.window_stride)
 
-        def queries(sequences: Tensor, generator: torch.Generator) -> Queries:
-            is_query = is_real = sequences != model.pad
-            hidden = torch.rand(sequences.shape, generator=generator) < self.mask_ratio
+        def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
+            is_query = is_real = sequences != spec.pad
+            is_masked = torch.rand(sequences.shape, generator=generator) < self.mask_ratio
             if self.max_queries is not None:
                 is_query = random_subset(is_real, self.max_queries, generator)
-            inputs = sequences.masked_fill(hidden & is_real, model.mask)
-            return Queries(inputs, sequences[..., None], is_query[..., None])
+            inputs = sequences.masked_fill(is_masked & is_real, spec.mask)
+            return Examples(inputs, sequences[..., None], is_query[..., None])
 
-        return Objective(lambda _: windows, queries)
+        return Objective(lambda _: windows, examples)
 
 
 OBJECTIVES: Registry[type[StageSettings]] = Registry(
@@ -219,21 +224,24 @@ OBJECTIVES: Registry[type[StageSettings]] = Registry(
 )
 
 
-def longer_than_one(spans: Spans) -> Spans:
+def with_two_or_more_items(spans: Spans) -> Spans:
     return spans.take(np.flatnonzero(spans.lengths >= 2))
 
 
 def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
-    """Each history whole or, when longer than `max_len`, in overlapping windows from its end."""
+    """Each history whole or, when longer than `max_len`, in windows of it, the latest first.
+
+    Each window begins `stride · max_len` items before the one after it; None keeps the latest only.
+    """
     lengths = spans.lengths
     step = max_len if stride is None else max(1, int(max_len * stride))
     excess = np.maximum(lengths - max_len, 0)
     n_windows = 1 + (0 if stride is None else -(-excess // step))
     owner = np.repeat(np.arange(len(spans)), n_windows)
-    first = np.cumsum(np.broadcast_to(n_windows, len(spans))) - n_windows
-    steps_back = (np.arange(len(owner)) - np.repeat(first, n_windows)) * step
+    first_window = np.cumsum(np.broadcast_to(n_windows, len(spans))) - n_windows
+    steps_back = (np.arange(len(owner)) - np.repeat(first_window, n_windows)) * step
     starts = spans.starts[owner]
-    # A window that would reach back before the start is moved up, so that all are full.
+    # A window that would reach back before the start is shifted right, so that all are full.
     ends = np.maximum(
         spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner])
     )
@@ -243,7 +251,7 @@ def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
 def random_prefixes(spans: Spans, max_len: int, generator: np.random.Generator) -> Spans:
     """Each history cut after a random item (at least two remain), or, for some, at its end."""
     cuts = generator.integers(2, spans.lengths + 1)
-    is_cut = generator.random(len(spans)) < PREFIX_SHARE
+    is_cut = generator.random(len(spans)) < RANDOM_CUT_SHARE
     ends = np.where(is_cut, spans.starts + cuts, spans.ends)
     return Spans(spans.tokens, np.maximum(ends - max_len, spans.starts), ends, spans.users)
 
@@ -254,11 +262,11 @@ def is_last(sequences: Tensor, pad: int) -> Tensor:
     return torch.arange(sequences.shape[1]) == (is_real.sum(1, keepdim=True) - 1)
 
 
-def from_random_place(is_query: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, L) true from a random one of each row's queries on."""
+def from_random_query_on(is_query: Tensor, generator: torch.Generator) -> Tensor:
+    """(B, L) true from a random query of each row on; queries fill a row from its start."""
     n_queries = is_query.sum(1)
-    first = (torch.rand(len(is_query), generator=generator) * n_queries).long()
-    return torch.arange(is_query.shape[1]) >= first[:, None]
+    start = (torch.rand(len(is_query), generator=generator) * n_queries).long()
+    return torch.arange(is_query.shape[1]) >= start[:, None]
 
 
 def random_subset(is_query: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -1,12 +1,16 @@
 """BERT4Rec (Sun et al., CIKM 2019): a bidirectional Transformer that fills in masked items.
 
-`forward` is the paper, equation by equation. Training and scoring call `encode_queries` and
-`encode_prefixes`, which compute the same at the query positions only (models/kernels/).
+`forward` is the paper, equation by equation. Training and scoring need the items of a few positions
+only: the *queries* (positions to predict; not the Q of attention). `encode_queries` gives what
+`forward` has before Eᵀ at these positions, and is tested to equal it. `encode_prefixes` does so for a
+`[MASK]` put after many positions at once, each of which sees the items up to there. Both are in
+models/kernels/.
 
 As in the authors' code, and not in the paper, there is a LayerNorm after the embedding and one in
-the output head. models/initialization.py says what the weights are before training.
+the output head. models/initialization.py has the weights before training; the training sets the
+output bias (training/setup.py), and `config.resolve` replaces `auto`.
 
-Shapes: B batch, L length, D width, V items, M query positions of a batch.
+Shapes: B batch, L length, D width, V items, M queries of a batch.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ class BERT4RecSettings(SequenceModelSettings):
     )
     initialization: Literal["local", "paper"] = Field(
         "local",
-        description="paper: truncated normal (0.02); local: attention begins with the item before",
+        description="paper: normal of 0.02, truncated at two deviations; local: attention starts at "
+        "the preceding item",
     )
     output_bias: Literal["popularity", "zero"] = Field(
         "popularity", description="what the output bias is before training"
@@ -49,10 +54,10 @@ class BERT4RecSettings(SequenceModelSettings):
         description="initial weight of the head's LayerNorm: a larger one is a sharper softmax. "
         "auto is 4 from 10,000 items on, else 1",
     )
-    ablation: tuple[Ablation, ...] = Field((), description="parts left out, as in Table 5")
+    ablation: tuple[Ablation, ...] = Field((), description="parts left out of the blocks, as in Table 5")
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> Self:
+    def _settings_are_compatible(self) -> Self:
         if self.dim % self.heads:
             raise ValueError(f"heads = {self.heads} does not divide dim = {self.dim}")
         if self.initialization == "local" and "positions" in self.ablation:
@@ -69,14 +74,14 @@ class BERT4Rec(SequenceModel):
     settings_class = BERT4RecSettings
     objectives: ClassVar[tuple[str, ...]] = ("cloze", "last_item", "next_item")
     has_mask = True
-    is_causal: ClassVar[bool] = False  # whether an item sees only those before it
+    is_causal: ClassVar[bool] = False  # whether a position sees only itself and earlier ones
 
     def __init__(self, n_items: int, settings: BERT4RecSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
-        self.max_history = settings.max_len - 1  # and [MASK] after them
-        self.mask = n_items + 1
+        self.max_history = settings.max_len - 1  # leaves room for the [MASK]
+        self.mask = n_items + 1  # the token [MASK]; `pad` is n_items
         dim, without = settings.dim, settings.ablation
-        self.items = RowEmbedding(n_items + 2, dim)  # E, and a row each for PAD and MASK
+        self.items = RowEmbedding(n_items + 2, dim)  # E, then a row each for PAD and MASK
         has_positions = "positions" not in without
         self.positions = nn.Embedding(settings.max_len, dim) if has_positions else None
         self.norm = nn.LayerNorm(dim)
@@ -94,14 +99,14 @@ class BERT4Rec(SequenceModel):
             initialization.local(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, L) tokens padded at the end → (B, L, V) scores of every item at every position."""
+        """(B, L) tokens padded at the end → (B, L, V) logits of every item at every position."""
         x = self.embed(tokens)
         visible = (tokens != self.pad)[:, None, None, :]
         if self.is_causal:
             visible = visible & causal_mask(tokens)
         for block in self.blocks:
             x = block(x, visible)
-        return self.output().block_scores(self.project(x), 0, self.n_items)
+        return F.linear(self.project(x), self.items.weight[: self.n_items], self.output_bias)  # Eq. 7
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, L) → (B, L, D): item + position embedding (Section 3.4)."""
@@ -112,19 +117,19 @@ class BERT4Rec(SequenceModel):
         return out
 
     def project(self, h: Tensor) -> Tensor:
-        """GELU(h W + b), the head of Eq. 7; the product with E follows in `output`."""
+        """LN(GELU(h W + b)): Eq. 7 before Eᵀ; the norm is the authors' code's."""
         out: Tensor = self.head_norm(F.gelu(self.head(h)))
         return out
 
     def output(self) -> ItemProducts:
-        """Eᵀ and b_o of Eq. 7: the item embeddings, which are also the input's, and the bias."""
+        """Eᵀ and b_o of Eq. 7: the item embeddings, which are tied to the input's, and the bias."""
         return dot_product(self.items, self.output_bias)
 
     def with_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
-        """Each history with a `[MASK]` behind its last item, and the flat position of that."""
+        """(B, L) histories → (B, L + 1) with a `[MASK]` after the last item, and its flat position."""
         n_rows, length = histories.shape
         mask = histories.new_full((n_rows, 1), self.mask)
-        if n_rows == 1:  # the shortest way for one request
+        if n_rows == 1:  # a single history has no padding: the shortest way for one request
             return torch.cat([histories, mask], 1), torch.tensor([length], device=mask.device)
         lengths = (histories != self.pad).sum(1, keepdim=True)
         tokens = F.pad(histories, (0, 1), value=self.pad).scatter_(1, lengths, mask)
@@ -143,7 +148,7 @@ class CausalBERT4RecSettings(BERT4RecSettings):
 
 
 class CausalBERT4Rec(BERT4Rec):
-    """BERT4Rec in which an item sees only those before it: ours, not the paper's."""
+    """BERT4Rec in which a position sees only itself and earlier ones: ours, not the paper's."""
 
     settings_class = CausalBERT4RecSettings
     objectives = ("next_item",)

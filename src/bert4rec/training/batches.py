@@ -86,7 +86,7 @@ class Microbatch(NamedTuple):
     positions: Tensor  # (M,) flat query positions of `tokens`, in order
     users: Tensor  # (B,) rows
     targets: Tensor  # (M,) the items that are to be predicted
-    is_after: bool = False  # whether the queries are [MASK]s after these positions
+    appends_mask: bool = False  # whether the model puts a [MASK] after each position
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def make_batch(
     size = MicrobatchSize(most, sizes.microbatch.padding)
     sequences = sequences.take(np.argsort(-sequences.lengths, kind="stable"))
     padded = torch.from_numpy(sequences.padded(np.arange(len(sequences)), pad))
-    inputs, targets, is_query = objective.queries(padded, generator)
+    inputs, targets, is_query = objective.examples(padded, generator)
     lengths = sequences.lengths - (padded.shape[1] - inputs.shape[1])
     users = torch.from_numpy(sequences.users)
     microbatches = []
@@ -192,7 +192,7 @@ def make_batch(
                 places // targets.shape[2],
                 users[rows],
                 targets[part].flatten()[places],
-                objective.is_after,
+                objective.appends_mask,
             )
         )
     return Batch(microbatches, len(sequences), sum(len(each.targets) for each in microbatches))

@@ -94,7 +94,7 @@ class Gradients:
         device = self.hardware.device
         tokens, positions, users, targets = (x.to(device) for x in microbatch[:4])
         with self.hardware.autocast():
-            encode = model.encode_prefixes if microbatch.is_after else model.encode_queries
+            encode = model.encode_prefixes if microbatch.appends_mask else model.encode_queries
             h = encode(tokens, positions, users).float()
         loss, grad_h = self.loss(
             h.detach(), model.output(), targets, scale=scale, generator=negatives

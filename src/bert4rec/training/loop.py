@@ -1,7 +1,8 @@
 """The training loop: stages, learning rate, validation, early stopping, checkpoints.
 
-The same loop trains in one process and in several. Whatever decides how it continues (the loss, a
-validation, the clock, a signal) is known to all processes, so that all do the same.
+The same loop trains in one process and in several. Every value that affects the control flow (the
+loss, a validation, the clock, a signal) is shared among the processes, so that all take the same
+branch. What a step computes is in replica.py; the loss comes from bert4rec.losses.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bert4rec.training.process_group import StepSignals, differences
 from bert4rec.training.replica import StepResult, Trainee
 from bert4rec.training.run_log import RunLog
 
-SAVE_EVERY = 120.0  # seconds between two checkpoints, beside those after validations
+SAVE_EVERY = 120.0  # seconds between two checkpoints, apart from those after validations
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunDirectory:
 
     path: Path
     identity: dict[str, Any]  # the configuration and data of the run
-    launch: str | None = None  # which start of several processes this is, where that has a name
+    launch: str | None = None  # id of this multi-process launch, if it has one
 
 
 def _never() -> bool:
@@ -58,12 +59,12 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How a run is carried out, beside its settings."""
+    """How a run is carried out; none of these changes what is learned."""
 
     exclude_seen: bool = True  # in validations
-    minutes: float | None = None  # end with the epoch in which this much time is over
-    keep_stages: bool = False  # write the best weights at the end of each stage
-    is_stopped: Callable[[], bool] = _never  # whether to save and stop after this step
+    max_minutes: float | None = None  # stop after the epoch in which this is reached
+    keep_stages: bool = False  # write the best weights so far at the end of each stage
+    should_stop: Callable[[], bool] = _never  # whether to save and stop after this step
 
 
 class TrainingLoop:
@@ -95,33 +96,41 @@ class TrainingLoop:
             while self.progress.stage < len(self.stages):
                 stage = self.stages[self.progress.stage]
                 self._run_stage(stage, preparer)
-                self._end_stage(stage)
+                self._end_stage()
         return self.progress
 
     def _run_stage(self, stage: Stage, preparer: WorkerThreads) -> None:
         progress = self.progress
-        if stage.n_steps == 0:
-            if progress.stage == 0:
-                raise ValueError(
-                    "no history is long enough to train on: the model needs users with two or "
-                    "more actions in the training part; use more data or weaker filters"
-                )
-            self.log.say(f"{stage.name}: left out, no history is long enough to train on")
-        elif progress.stage > 0 and self._is_out_of_time():
-            self.log.say(f"{stage.name}: left out, the minutes are over")
+        if (reason := self._reason_to_skip(stage)) is not None:
+            self.log.say(f"{stage.name}: left out, {reason}")
+            return
         self.log.begin_stage(stage.name, progress.step, stage.n_steps)
         if progress.stage > 0 and progress.step == 0:
-            self.trainee.load_best()  # from the best of the stage before, not its last
-        while not self._is_over(stage):
+            self.trainee.load_best()  # the best so far, of any stage
+        while not self._is_finished(stage):
             self._train_epoch(stage, preparer)
             self._end_epoch(stage)
 
-    def _is_over(self, stage: Stage) -> bool:
+    def _reason_to_skip(self, stage: Stage) -> str | None:
+        """Of a stage that has not begun; the first stage cannot be skipped."""
+        is_first, has_begun = self.progress.stage == 0, self.progress.step > 0
+        if stage.n_steps == 0 and is_first:
+            raise ValueError(
+                "no history is long enough to train on: the model needs users with two or more "
+                "actions in the training part; use more data or weaker filters"
+            )
+        if stage.n_steps == 0:
+            return "no history is long enough to train on"
+        if not is_first and not has_begun and self._is_out_of_time():
+            return "the minutes are over"
+        return None
+
+    def _is_finished(self, stage: Stage) -> bool:
         if self.progress.batch > 0:  # an epoch that has begun is ended, with its validation
             return False
         patience = stage.settings.patience
-        has_lost_patience = patience is not None and self.progress.bad_validations >= patience
-        return self.progress.step >= stage.n_steps or has_lost_patience or self._is_out_of_time()
+        is_out_of_patience = patience is not None and self.progress.bad_validations >= patience
+        return self.progress.step >= stage.n_steps or is_out_of_patience or self._is_out_of_time()
 
     def _train_epoch(self, stage: Stage, preparer: WorkerThreads) -> None:
         """All batches that are left of it: none, if the run was interrupted after the last one."""
@@ -143,12 +152,16 @@ class TrainingLoop:
     def _step(self, stage: Stage, batch: Batch) -> StepResult:
         is_due = time.monotonic() - self.last_save > SAVE_EVERY
         wants_save = self.trainee.group.is_first and is_due
-        signals = StepSignals(self.options.is_stopped(), wants_save, batch.n_sequences)
+        signals = StepSignals(
+            wants_stop=self.options.should_stop(),
+            wants_save=wants_save,
+            n_sequences=batch.n_sequences,
+        )
         seed = stage.batches.seed_of(self.progress.step)
         return self.trainee.step(batch, seed, self._learning_rate(stage), signals)
 
     def _learning_rate(self, stage: Stage) -> float:
-        """Linear warm-up, then linear decay to zero at the end of the stage."""
+        """Linear decay to zero over the stage, multiplied by a linear warm-up."""
         step = self.progress.step
         warm = min(1.0, (step + 1) / (self.training.warmup_steps + 1))
         return stage.settings.learning_rate * warm * max(0.0, 1 - step / stage.n_steps)
@@ -162,11 +175,11 @@ class TrainingLoop:
                 self._keep_last(stage)
             else:
                 self._validate(stage, self.validation)
-        progress.batch, progress.loss_sum = 0, 0.0
-        if is_due and not self._is_over(stage):
+        progress.batch, progress.loss_sum = 0, 0.0  # only now: the event has the epoch's mean loss
+        if is_due and not self._is_finished(stage):
             self._save()
 
-    def _end_stage(self, stage: Stage) -> None:
+    def _end_stage(self) -> None:
         progress = self.progress
         if self.options.keep_stages:
             path = self.directory.path / f"stage-{progress.stage}.safetensors"
@@ -193,7 +206,7 @@ class TrainingLoop:
         self.log.validated(event, is_best)
 
     def _keep_last(self, stage: Stage) -> None:
-        """The last weights are the best where the validation items are trained on."""
+        """Without a validation set the latest weights count as best; patience does not apply."""
         progress = self.progress
         progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
         self.trainee.keep_best()
@@ -215,9 +228,9 @@ class TrainingLoop:
 
     def _is_out_of_time(self) -> bool:
         """By the first process's clock."""
-        if self.options.minutes is None:
+        if self.options.max_minutes is None:
             return False
-        is_over = self.progress.seconds >= 60 * self.options.minutes
+        is_over = self.progress.seconds >= 60 * self.options.max_minutes
         return bool(self.trainee.group.from_first(is_over))
 
     def _save(self) -> None:

@@ -12,7 +12,7 @@ from bert4rec.losses import Loss, make_loss
 from bert4rec.models import MODELS, is_trained
 from bert4rec.models.initialization import popularity_bias
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
-from bert4rec.objectives import ModelShape
+from bert4rec.objectives import ModelSpec
 from bert4rec.training.batches import ALL_USERS, Sizes, StageBatches, UserShards
 from bert4rec.training.loop import Stage
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
@@ -53,7 +53,7 @@ def build_stages(
     model = MODELS[config.model.name]
     assert is_trained(model)
     assert isinstance(config.model, SequenceModelSettings)
-    shape = ModelShape(
+    shape = ModelSpec(
         split.n_items, config.model.max_len, model.has_mask, getattr(config.model, "n_targets", 1)
     )
     settings = [stage for stage in config.stages if stage.epochs]
