@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bert4rec.config import load_config
+from bert4rec.config import load_config, resolve
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
@@ -38,7 +38,9 @@ def save_model(
     """An untrained BERT4Rec whose weights are spread enough to tell items and versions apart."""
     import torch
 
-    config = load_config("default", None, ["model.dim=16", f"model.max_len={max_len}"])
+    config = resolve(
+        load_config("default", None, ["model.dim=16", f"model.max_len={max_len}"]), n_items
+    )
     torch.manual_seed(seed)
     model = BERT4Rec(n_items, config.model).eval()
     with torch.no_grad():

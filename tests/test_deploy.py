@@ -23,7 +23,7 @@ from bert4rec.serving.serve_settings import ServeSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
-DOCS = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "how-to" / "serving.md").read_text(encoding="utf-8")
 SOURCES = sorted((ROOT / "src" / "bert4rec" / "serving").rglob("*.py"))
 SERVE = typer.main.get_command(cli).commands["serve"]  # type: ignore[attr-defined]
 

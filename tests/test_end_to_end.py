@@ -142,8 +142,8 @@ def test_evaluating_into_the_models_own_directory_keeps_it_loadable(
 
 def test_ctrl_c_saves_and_says_how_to_go_on(cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    words = ["train", "demo", "--recipe", "demo", "--out", str(out), "--set", "epochs=1"]
-    words += ["--set", "second_stage.epochs=0", "--threads", "1"]
+    words = ["train", "demo", "--recipe", "demo", "--out", str(out), "--set", "stages.0.epochs=1"]
+    words += ["--set", "stages.1.epochs=0", "--threads", "1"]
     environment = os.environ | {"BERT4REC_CACHE": str(cache), "COLUMNS": "300"}
     with subprocess.Popen(
         [*COMMAND, *words], env=environment, stderr=subprocess.PIPE, text=True
@@ -171,7 +171,7 @@ def test_the_data_commands(cache: Path, tmp_path: Path) -> None:
     listed = bert4rec("data", "list", cache=cache)
     assert all(name in listed for name in ("demo", "ml-100k", "ml-1m", "ml-20m", "beauty", "steam"))
     assert bert4rec("--version", cache=cache) == f"bert4rec {__version__}\n"
-    assert "training.mask_ratio" in bert4rec("settings", cache=cache)
+    assert "stages.1.bidirectional_prefix" in bert4rec("settings", cache=cache)
     recipes = bert4rec("recipes", cache=cache)
     assert "paper-beauty" in recipes
     assert "mask_ratio = 0.6" in bert4rec("recipes", "paper-beauty", cache=cache)
@@ -189,7 +189,7 @@ def test_training_on_a_table_of_ones_own(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "shop.csv").write_text("\n".join(lines), encoding="utf-8")
     titles = "sku,title\n" + "".join(f"商品-{i},Ware № {i} [b]\n" for i in range(12))
     (tmp_path / "wares.csv").write_text(titles, encoding="utf-8")
-    small = ["dim=16", "epochs=2", "second_stage.epochs=1", "data.split=global-time"]
+    small = ["dim=16", "stages.0.epochs=2", "stages.1.epochs=1", "data.split=global-time"]
     options = [word for setting in small for word in ("--set", setting)]
     out = tmp_path / "model"
     printed = bert4rec(
@@ -210,7 +210,7 @@ BAD = {
     "missing column": (["train", "{folder}/odd.csv"], "--item"),
     "empty file": (["train", "{folder}/empty.csv"], "empty"),
     "bad time": (["train", "{folder}/bad_time.csv"], "--on-bad-rows skip"),
-    "unknown setting": (["train", "demo", "--set", "training.epoch=1"], "did you mean 'epochs'"),
+    "unknown setting": (["train", "demo", "--set", "stages.0.epoch=1"], "did you mean 'epochs'"),
     "unknown recipe": (["train", "demo", "--recipe", "paper-ml1m"], "did you mean 'paper-ml-1m'"),
     "no model": (["recommend", "{folder}/none", "--history", "a"], "train a model there first"),
     "for whom": (["recommend", "{folder}"], "--history"),

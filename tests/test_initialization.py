@@ -1,6 +1,5 @@
 """What the weights and the output bias of BERT4Rec are before training."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,10 @@ from toys import random_histories, small_run
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Split, leave_one_out
-from bert4rec.distributed.shard_parameters import ShardedRows
-from bert4rec.distributed.sharded_items import _OwnShard
+from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
 from bert4rec.explanation import attention_weights
 from bert4rec.models.bert4rec import BERT4Rec, BERT4RecSettings
-from bert4rec.models.initialization import popularity_bias
+from bert4rec.models.initialization import clear_reserved, popularity_bias
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.pipeline import train
 from bert4rec.scoring import score_rows
@@ -102,7 +100,7 @@ def test_sharded_items_and_biases_begin_as_those_of_one_process() -> None:
     small = BERT4Rec(20, run.model)
     biases, embeddings = torch.full((51,), torch.nan), torch.full((53, 16), torch.nan)
     for rank in range(2):
-        own = _OwnShard(small, ShardedRows(TwoProcesses(rank)), bias, 2, run)
+        own = ShardParameters(small, ShardedRows(TwoProcesses(rank)), bias, run.training.seed)
         assert own.output_bias is not None
         biases[rank::2] = own.output_bias.detach()
         embeddings[rank::2] = own.items.weight.detach()
@@ -116,25 +114,23 @@ def test_sharded_items_and_biases_begin_as_those_of_one_process() -> None:
 # The other weights.
 
 
-def identities_of(model: BERT4Rec) -> list[bool]:
-    dim = model.head.in_features
-    weights = [model.head.weight]
+def passes_items_on(weight: torch.Tensor, heads: int) -> bool:
+    """Whether (D, D) is the identity in the dimensions of the items, and zero in the others."""
+    dim = len(weight)
+    items = torch.ones(1, dim)
+    clear_reserved(items, heads)
+    return torch.equal(weight, items[0].diag())
+
+
+def test_values_and_head_begin_by_passing_items_on() -> None:
+    settings = small_run("model.initialization=local").model
+    model = BERT4Rec(30, settings)
+    assert passes_items_on(model.head.weight, settings.heads)
     for block in model.blocks:
-        weights += [
-            block.attention.output.weight,
-            block.attention.query_key_value.weight[2 * dim :],
-        ]
-    return [torch.equal(weight, torch.eye(dim)) for weight in weights]
-
-
-@pytest.mark.parametrize(
-    ("initialization", "check"), [("identity", all), ("paper", lambda found: not any(found))]
-)
-def test_values_output_and_head_begin_as_the_identity(
-    initialization: str, check: Callable[[list[bool]], bool]
-) -> None:
-    model = BERT4Rec(30, small_run(f"model.initialization={initialization}").model)
-    assert check(identities_of(model))
+        value = block.attention.query_key_value.weight[2 * settings.dim :]
+        assert passes_items_on(value, settings.heads)
+        assert torch.equal(block.attention.output.weight, torch.eye(settings.dim))
+    assert not model.items.weight[:30].any(0).reshape(settings.heads, -1)[:, :3].any()
 
 
 def test_the_papers_weights_are_a_truncated_normal() -> None:
@@ -149,19 +145,28 @@ def test_the_papers_weights_are_a_truncated_normal() -> None:
             assert 0.015 < parameter.std() < 0.02  # of 0.02, the tails cut off
 
 
-def test_by_the_identity_a_mask_begins_as_the_mean_of_the_items() -> None:
-    """[MASK] and positions are zero, so attention is nearly even and the order has no say."""
+def test_attention_begins_with_near_items_and_without_the_mask() -> None:
+    """The item before has the largest share, and nobody attends to [MASK]."""
     torch.manual_seed(0)
-    model = BERT4Rec(300, BERT4RecSettings(initialization="identity", head_gain=1))
-    assert model.positions is not None
-    assert not model.positions.weight.any()
-    assert not model.items.weight[model.mask].any()
+    settings = BERT4RecSettings(initialization="local", head_gain=1, max_len=40)
+    model = BERT4Rec(300, settings)
     history = torch.randperm(300)[None, :30]
     weights = attention_weights(model, history)[0, 0, :, -1]  # of [MASK], (heads, 31)
-    assert weights.std(-1).max() < 0.01
+    to_items, to_itself = weights.split([30, 1], -1)
+    assert (to_items.argmax(-1) == 29).all()
+    assert (to_itself < to_items.mean(-1, keepdim=True)).all()
+    by_distance = to_items.flip(-1)
+    near, far = by_distance.split([10, 20], -1)
+    assert (near.mean(-1) > 2 * far.mean(-1)).all()
+    even = BERT4Rec(300, settings.model_copy(update={"initialization": "paper"}))
+    assert attention_weights(even, history)[0, 0, :, -1].std() < 0.01
+
+
+def test_a_mask_begins_as_a_mean_of_the_items() -> None:
+    torch.manual_seed(0)
+    model = BERT4Rec(300, BERT4RecSettings(initialization="local", head_gain=1))
+    history = torch.randperm(300)[None, :30]
     scores = score_rows(model, UNKNOWN, history)
-    backwards = score_rows(model, UNKNOWN, history.flip(1))
-    torch.testing.assert_close(scores, backwards, atol=1e-4, rtol=1e-4)
     assert scores[0, history[0]].mean() > scores.mean() + scores.std()
 
 

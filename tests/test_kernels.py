@@ -28,7 +28,13 @@ def random_model(
 ) -> BERT4Rec:
     torch.manual_seed(0)
     values = BERT4RecSettings(
-        dim=16, max_len=12, dropout=0, layers=layers, head_gain=1, ablation=ablation
+        dim=16,
+        max_len=12,
+        dropout=0,
+        layers=layers,
+        initialization="paper",
+        head_gain=1,
+        ablation=ablation,
     )
     return randomize(cls(N_ITEMS, values), 0.3)  # without norms larger ones grow, and so do errors
 

@@ -28,7 +28,14 @@ def model_without(
 ) -> BERT4Rec:
     torch.manual_seed(3)
     settings = BERT4RecSettings(
-        dim=DIM, heads=HEADS, layers=layers, max_len=24, dropout=0.3, head_gain=1, ablation=ablation
+        dim=DIM,
+        heads=HEADS,
+        layers=layers,
+        max_len=24,
+        dropout=0.3,
+        initialization="paper",
+        head_gain=1,
+        ablation=ablation,
     )
     return randomize(cls(N_ITEMS, settings), 0.5)
 

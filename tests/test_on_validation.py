@@ -95,7 +95,7 @@ def test_fitted_models_count_the_validation_items_too(tmp_path: Path) -> None:
 )
 def test_a_cycle_is_learned_from_prefixes(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     config = small_config(
-        "model.initialization=identity",
+        "model.initialization=local",
         *overrides,
         "stages.0.learning_rate=3e-3",
         "training.validate_every=40",

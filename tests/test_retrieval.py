@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from bert4rec.cli.index_command import add_to
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -18,6 +17,7 @@ from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
 from bert4rec import model_directory, scoring
+from bert4rec.cli.artifact_commands import add_to
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.durable import verify_manifest, write_manifest
 from bert4rec.item_mask import ExcludedItems, ItemMask

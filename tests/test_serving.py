@@ -16,7 +16,8 @@ import pytest
 from served import N_ITEMS, Served, free_port, save_model, serve, wait_until
 
 from bert4rec.durable import write_manifest
-from bert4rec.recommender import FILES, Recommender
+from bert4rec.model_directory import FILES
+from bert4rec.recommender import Recommender
 from bert4rec.serving.model_registry import ModelRefused, ModelRegistry
 from bert4rec.serving.serve_settings import ServeSettings
 from bert4rec.serving.server import check_before_start

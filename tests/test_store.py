@@ -12,7 +12,7 @@ from rich.text import Text
 from stores import adder, items, run_histories, with_store
 from toys import sequences_of
 
-from bert4rec.cli.console import shown
+from bert4rec.cli.console import printable
 from bert4rec.serving.store import (
     SHOWN_EVENTS,
     AddResult,
@@ -379,6 +379,6 @@ def test_importing_data_without_times_keeps_its_order(url: str) -> None:
 
 
 def test_an_id_cannot_play_with_the_terminal() -> None:
-    text = shown("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
+    text = printable("evil\x1b]0;title\x07\x1b[31m[bold]red\nnext")
     assert not [letter for letter in text if not letter.isprintable()]
     assert Text.from_markup(text).plain == r"evil\x1b]0;title\x07\x1b[31m[bold]red\nnext"

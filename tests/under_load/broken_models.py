@@ -18,8 +18,9 @@ from served import save_model
 
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.durable import MANIFEST, write_manifest
+from bert4rec.model_directory import FILES
 from bert4rec.models.bpr_mf import BPRMF
-from bert4rec.recommender import FILES, Recommender
+from bert4rec.recommender import Recommender
 
 WEIGHTS = "model.safetensors"
 
