@@ -110,9 +110,7 @@ def seconds_of(way: Way, repeats: int) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def checked(
-    case: Case, ways: dict[str, tuple[float, Way]]
-) -> tuple[dict[str, Way], dict[str, str]]:
+def checked(case: Case, ways: dict[str, tuple[float, Way]]) -> tuple[dict[str, Way], dict[str, str]]:
     """The ways that work here and agree with the first one, and why the others do not."""
     good: dict[str, Way] = {}
     bad: dict[str, str] = {}

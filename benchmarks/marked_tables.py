@@ -47,9 +47,7 @@ def wrap_prose(text: str, width: int = 120) -> str:
             words = " ".join([paragraph[0][len(lead) :], *(line.strip() for line in paragraph[1:])])
             options = {"break_long_words": False, "break_on_hyphens": False}
             indent = " " * len(lead)
-            paragraph[:] = textwrap.wrap(
-                words, width, initial_indent=lead, subsequent_indent=indent, **options
-            )
+            paragraph[:] = textwrap.wrap(words, width, initial_indent=lead, subsequent_indent=indent, **options)
         lines.extend(paragraph)
         paragraph.clear()
 

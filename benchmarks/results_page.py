@@ -56,17 +56,10 @@ PUBLISHED: dict[str, dict[str, tuple[str, ...]]] = {
             *("sasrec", "bert4rec"),
         ),
     },
-    "beauty": {
-        "sasrec-vs-bert4rec-beauty": (),
-        "table-2-beauty": ("popularity", "bpr-mf"),
-    },
+    "beauty": {"sasrec-vs-bert4rec-beauty": (), "table-2-beauty": ("popularity", "bpr-mf")},
 }
 REPORT_FILES = ("report.html", "report.csv", "report.json")
-RUN_ROWS = {
-    "popularity": "popularity.json",
-    "Markov chain": "markov.json",
-    "BERT4Rec": "metrics.json",
-}
+RUN_ROWS = {"popularity": "popularity.json", "Markov chain": "markov.json", "BERT4Rec": "metrics.json"}
 
 
 def main() -> None:
@@ -76,18 +69,14 @@ def main() -> None:
     text = wrap_prose(page())
     if arguments.check:
         if PAGE.read_text(encoding="utf-8") != text:
-            sys.exit(
-                "docs/results.md is not what its JSON files say: run benchmarks/results_page.py"
-            )
+            sys.exit("docs/results.md is not what its JSON files say: run benchmarks/results_page.py")
         return
     PAGE.write_text(text, encoding="utf-8")
 
 
 def page() -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(HERE), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     return environment.get_template("results_page.md.j2").render(
         lab_block=lab_block,
@@ -253,25 +242,14 @@ def published_block(name: str) -> str:
 
 
 def run_table(name: str) -> str:
-    protocols = (
-        ("full", "all items"),
-        ("popularity", "100 popularity"),
-        ("uniform", "100 uniform"),
-    )
+    protocols = (("full", "all items"), ("popularity", "100 popularity"), ("uniform", "100 uniform"))
     columns = [(p, m, f"{m}, {what}") for p, what in protocols for m in ("HR@10", "NDCG@10")]
-    lines = [
-        "| model | " + " | ".join(title for *_, title in columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
+    lines = ["| model | " + " | ".join(title for *_, title in columns) + " |", "|---|" + "---:|" * len(columns)]
     is_causal = read(f"{name}/config.json")["model"]["name"] == "bert4rec-causal"
     for title, file in RUN_ROWS.items():
         title = f"{title}-causal" if is_causal and title == "BERT4Rec" else title
         metrics = read(f"{name}/{file}")["metrics"]
-        lines.append(
-            f"| {title} | "
-            + " | ".join(number(metrics[p][m]["value"]) for p, m, _ in columns)
-            + " |"
-        )
+        lines.append(f"| {title} | " + " | ".join(number(metrics[p][m]["value"]) for p, m, _ in columns) + " |")
     return "\n".join(lines)
 
 
@@ -283,8 +261,7 @@ def run_facts(name: str) -> str:
             best[event["stage"]] = event
     epochs = {event["stage"]: event["epoch"] for event in events}  # the last of each stage
     stages = ", then ".join(
-        f"{epochs[stage]} epochs of the {stage} stage to {number(event['ndcg@10'])}"
-        for stage, event in best.items()
+        f"{epochs[stage]} epochs of the {stage} stage to {number(event['ndcg@10'])}" for stage, event in best.items()
     )
     score = read(f"{name}/metrics.json")["metrics"]["full"]["NDCG@10"]
     minutes = read(f"{name}/about.json")["training"]["seconds"] / 60

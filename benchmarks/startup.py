@@ -7,8 +7,7 @@ import time
 PROGRAMS = {
     "python -c pass": "pass",
     "import bert4rec": "import bert4rec",
-    "bert4rec --help": "import sys; sys.argv = ['bert4rec', '--help']\n"
-    "from bert4rec.cli import main; main()",
+    "bert4rec --help": "import sys; sys.argv = ['bert4rec', '--help']\nfrom bert4rec.cli import main; main()",
 }
 
 

@@ -150,9 +150,7 @@ class Site:
         assert self.guard.n_accepted == self.guard.n_answered == len(self.service.answers)
         return Answer(sent)
 
-    def post(
-        self, path: str, *pieces: bytes, kind: bytes = b"application/json", **more: Any
-    ) -> Answer:
+    def post(self, path: str, *pieces: bytes, kind: bytes = b"application/json", **more: Any) -> Answer:
         length = str(sum(map(len, pieces))).encode()
         headers = [(b"content-type", kind), (b"content-length", length), *more.pop("headers", ())]
         return self.ask("POST", path, pieces, headers, **more)

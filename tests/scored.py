@@ -36,9 +36,7 @@ def save(folder: Path, n_users: int, seed: int = 3) -> Saved:
     sequences.save(folder / "data")
     recommender = untrained_recommender(N_ITEMS, seed=seed)
     about = {"data": {"fingerprint": sequences.fingerprint, "directory": None, "source": "a test"}}
-    Recommender(recommender.model, sequences.vocabulary, recommender.config, about).save(
-        folder / "model"
-    )
+    Recommender(recommender.model, sequences.vocabulary, recommender.config, about).save(folder / "model")
     return Saved(folder / "model", folder / "data")
 
 

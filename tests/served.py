@@ -38,9 +38,7 @@ def save_model(
     """An untrained BERT4Rec whose weights are spread enough to tell items and versions apart."""
     import torch
 
-    config = resolve(
-        load_config("default", None, ["model.dim=16", f"model.max_len={max_len}"]), n_items
-    )
+    config = resolve(load_config("default", None, ["model.dim=16", f"model.max_len={max_len}"]), n_items)
     torch.manual_seed(seed)
     model = BERT4Rec(n_items, config.model).eval()
     with torch.no_grad():
@@ -102,9 +100,7 @@ def wait_until(condition: Callable[[], bool], what: object = "", within: float =
 
 
 @contextlib.contextmanager
-def serve(
-    model: Path, *options: str, environment: dict[str, str] | None = None
-) -> Iterator[Served]:
+def serve(model: Path, *options: str, environment: dict[str, str] | None = None) -> Iterator[Served]:
     """`bert4rec serve`: ready when this is entered; ended by SIGTERM when it is left."""
     port = free_port()
     words = ["from bert4rec.cli import main; main()", "serve", str(model), "--port", str(port)]
@@ -113,9 +109,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def serve_with(
-    settings: ServeSettings, environment: dict[str, str] | None = None
-) -> Iterator[Served]:
+def serve_with(settings: ServeSettings, environment: dict[str, str] | None = None) -> Iterator[Served]:
     """The same with settings that have no option, on `settings.port`."""
     program = (
         "import sys\n"
@@ -129,9 +123,7 @@ def serve_with(
 
 
 @contextlib.contextmanager
-def _running(
-    words: list[str], port: int, folder: Path, environment: dict[str, str] | None
-) -> Iterator[Served]:
+def _running(words: list[str], port: int, folder: Path, environment: dict[str, str] | None) -> Iterator[Served]:
     log = folder / f"serve-{port}.log"
     with log.open("w") as file:
         process = subprocess.Popen(

@@ -19,10 +19,7 @@ def report(rows: Any, folder: Path) -> AuditReport:
 
 
 # Both last items occur in the other's training; no training is after either (20 is not after 20).
-CLEAN = [
-    *(("a", "x", 0), ("a", "y", 10), ("a", "z", 20)),
-    *(("b", "z", 1), ("b", "x", 20), ("b", "y", 21)),
-]
+CLEAN = [*(("a", "x", 0), ("a", "y", 10), ("a", "z", 20)), *(("b", "z", 1), ("b", "x", 20), ("b", "y", 21))]
 
 
 def test_clean_data_is_ok(tmp_path: Path) -> None:
@@ -45,9 +42,7 @@ def test_clean_data_is_ok(tmp_path: Path) -> None:
         ("training after the test time", [("c", i, 50 + n) for n, i in enumerate("xyz")], 2, 2 / 9),
     ],
 )
-def test_each_fault_is_counted(
-    name: str, rows: list[Any], count: int, share: float, tmp_path: Path
-) -> None:
+def test_each_fault_is_counted(name: str, rows: list[Any], count: int, share: float, tmp_path: Path) -> None:
     check = report(CLEAN + rows, tmp_path)[name]
     assert check.count == count
     assert check.share == pytest.approx(share)
@@ -84,14 +79,8 @@ def test_report_prints_and_exports(tmp_path: Path) -> None:
 
 
 def test_known_facts_of_real_data(shared_data: Path, tmp_path: Path) -> None:
-    interactions = Interactions.read(
-        shared_data / "ml-1m" / "ratings.tsv.gz", Reading(on_bad_rows="skip")
-    )
+    interactions = Interactions.read(shared_data / "ml-1m" / "ratings.tsv.gz", Reading(on_bad_rows="skip"))
     ml_1m = audit(prepare(interactions, Filters(min_item_actions=5), out=tmp_path / "ml-1m"))
     assert ml_1m["tied times at the split"].count == 2544
-    beauty = audit(
-        prepare(
-            Interactions.read(shared_data / "beauty" / "beauty.txt.gz"), out=tmp_path / "beauty"
-        )
-    )
+    beauty = audit(prepare(Interactions.read(shared_data / "beauty" / "beauty.txt.gz"), out=tmp_path / "beauty"))
     assert beauty["cold test items"].share == pytest.approx(0.078, abs=0.001)

@@ -87,9 +87,7 @@ def n_parts_in(out: Path) -> int:
 @contextlib.contextmanager
 def started(saved: Saved, out: Path, *options: object) -> Iterator[subprocess.Popen[str]]:
     """The command, in the middle of its work."""
-    process = subprocess.Popen(
-        saved.command(out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(saved.command(out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: n_parts_in(out) >= 3 or process.poll() is not None)
         assert process.poll() is None, process.communicate()
@@ -134,9 +132,7 @@ def test_the_number_of_parts_suits_the_users() -> None:
     assert default_parts(100_000_000, 10) == 1526
 
 
-def test_it_goes_on_with_the_parts_that_are_there(
-    saved: Saved, expected: list[Row], tmp_path: Path
-) -> None:
+def test_it_goes_on_with_the_parts_that_are_there(saved: Saved, expected: list[Row], tmp_path: Path) -> None:
     out = tmp_path / "recs"
     recommend_in_parts(saved.model, saved.sequences, out, n_parts=6)
     kept = out / "part-00001.parquet"

@@ -65,9 +65,7 @@ def ranked_for(
 
 
 def history_of(sequences: Sequences, row: int) -> list[int]:
-    tokens: list[int] = sequences.tokens[
-        sequences.offsets[row] : sequences.offsets[row + 1]
-    ].tolist()
+    tokens: list[int] = sequences.tokens[sequences.offsets[row] : sequences.offsets[row + 1]].tolist()
     return tokens
 
 
@@ -98,9 +96,7 @@ def scores_by_hand(model: Model, user: int | None, history: list[int]) -> torch.
 
 @pytest.mark.parametrize("exclude_seen", [False, True])
 @pytest.mark.parametrize("name", ["bpr-mf", "neumf", "fpmc"])
-def test_on_the_training_data_a_row_is_the_user_of_that_row(
-    name: str, exclude_seen: bool, tmp_path: Path
-) -> None:
+def test_on_the_training_data_a_row_is_the_user_of_that_row(name: str, exclude_seen: bool, tmp_path: Path) -> None:
     recommender = recommender_of(name)
     out = tmp_path / "out.jsonl"
     found = ranked_for(recommender, TRAINED_ON, out, exclude_seen=exclude_seen)
@@ -120,9 +116,7 @@ def test_a_model_of_users_is_refused_for_other_data(name: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []  # and leaves nothing behind
 
 
-def test_a_model_that_reads_histories_leaves_out_the_vector_of_an_unknown_user(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_reads_histories_leaves_out_the_vector_of_an_unknown_user(tmp_path: Path) -> None:
     recommender = recommender_of("fpmc")
     found = ranked_for(recommender, OTHERS, tmp_path / "out.jsonl", exclude_seen=False)
     assert OTHERS.user_ids == TRAINED_ON.user_ids  # names do not make them the same people

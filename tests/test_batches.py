@@ -10,22 +10,9 @@ from hypothesis import strategies as st
 from toys import random_histories
 
 from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize, Spans, group_by_length, leave_one_out
-from bert4rec.objectives import (
-    ClozeStage,
-    DenoisingStage,
-    LastItemStage,
-    ModelSpec,
-    NextItemStage,
-    Objective,
-)
+from bert4rec.objectives import ClozeStage, DenoisingStage, LastItemStage, ModelSpec, NextItemStage, Objective
 from bert4rec.threads import WorkerThreads
-from bert4rec.training.batches import (
-    Batch,
-    Sizes,
-    StageBatches,
-    make_batch,
-    shuffled_batches,
-)
+from bert4rec.training.batches import Batch, Sizes, StageBatches, make_batch, shuffled_batches
 from bert4rec.training.process_group import SINGLE_PROCESS
 
 N_ITEMS = PAD = 1000
@@ -128,9 +115,7 @@ def queries_of(batch: Batch) -> Counter[Query]:
 
 @pytest.mark.parametrize("has_mask", [False, True])
 @pytest.mark.parametrize("n_targets", [1, 3])
-def test_next_item_queries_what_the_windows_of_its_users_say(
-    n_targets: int, has_mask: bool
-) -> None:
+def test_next_item_queries_what_the_windows_of_its_users_say(n_targets: int, has_mask: bool) -> None:
     spans = spans_of([1, 5, 30, 2, 13, 7] * 5)
     shape = ModelSpec(N_ITEMS, MAX_LEN, has_mask, n_targets)
     objective = NextItemStage(window_stride=0.5).build(spans, shape)
@@ -167,9 +152,7 @@ def test_denoising_queries_nothing_of_padding() -> None:
 
 @pytest.mark.parametrize("max_queries", [None, 2])
 @pytest.mark.parametrize("kind", ["alike", "mixed"])
-def test_a_batch_for_two_workers_can_be_shared_and_queries_the_same(
-    max_queries: int | None, kind: str
-) -> None:
+def test_a_batch_for_two_workers_can_be_shared_and_queries_the_same(max_queries: int | None, kind: str) -> None:
     """However large the microbatches may be that a model likes, no worker is left without one."""
     n_rows = 600
     lengths = [13] * n_rows if kind == "alike" else [2 + i % 12 for i in range(n_rows)]

@@ -36,10 +36,7 @@ def saved(
         target_counts=zeros,
         ranks={"full": ranks, "popularity": ranks},
         metrics={"full": {}, "popularity": {}},
-        extras={
-            "n_items": 100,
-            "settings": {"exclude_seen": exclude_seen, "n_negatives": 100, "seed": seed},
-        },
+        extras={"n_items": 100, "settings": {"exclude_seen": exclude_seen, "n_negatives": 100, "seed": seed}},
     )
     found.save(directory, user_ids=user_ids)
     return directory
@@ -168,9 +165,7 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         compare(a, saved(tmp_path / "twice", ranks, user_ids=[0] * 20))
 
 
-def test_a_killed_save_never_pairs_new_ranks_with_old_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_save_never_pairs_new_ranks_with_old_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = saved(tmp_path / "run", some_ranks(20))
 
     def killed(path: Path, content: str) -> None:

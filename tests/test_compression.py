@@ -88,9 +88,7 @@ def random_embedding(code: str, n_items: int, n_special: int) -> QuantizedEmbedd
         return int8_embedding(torch.randn(n_items + n_special, DIM, generator=generator), n_items)
     codes = torch.randint(0, N_CENTROIDS, (n_items, 4), generator=generator).to(torch.uint8)
     centroids = torch.randn(4, N_CENTROIDS, DIM // 4, generator=generator)
-    return ProductQuantizedEmbedding(
-        codes, centroids, torch.randn(n_special, DIM, generator=generator)
-    )
+    return ProductQuantizedEmbedding(codes, centroids, torch.randn(n_special, DIM, generator=generator))
 
 
 @pytest.mark.parametrize("code", ["int8", "pq"])
@@ -108,9 +106,7 @@ def test_a_quantized_output_scores_as_the_plain_one_of_its_decoded_vectors(
     everything = quantized.block_scores(h, 0, n_items)
     torch.testing.assert_close(everything, plain.block_scores(h, 0, n_items), atol=1e-4, rtol=1e-4)
     weight, some_bias = quantized.block(100, 250)
-    torch.testing.assert_close(
-        h @ weight.T + some_bias, everything[:, 100:250], atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(h @ weight.T + some_bias, everything[:, 100:250], atol=1e-4, rtol=1e-4)
     for output in (quantized, plain):
         some = output.block_scores(h, 100, n_items)
         torch.testing.assert_close(some, everything[:, 100:], atol=1e-4, rtol=1e-4)
@@ -156,9 +152,7 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
             SASRec.restore(tensors | {f"items.{name}": tensor}, config, N_ITEMS)
 
 
-def test_the_facts_of_a_served_model_decode_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_facts_of_a_served_model_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     served = load_model(compressed(), "small")
     monkeypatch.setattr(Int8Embedding, "block", None)
     assert served.has_vectors
@@ -199,9 +193,7 @@ def test_product_quantization_finds_vectors_that_are_made_of_few_parts() -> None
 
 @pytest.mark.parametrize("name", IN_PRODUCTS)
 @pytest.mark.parametrize("code", ["int8", "pq"])
-def test_every_model_with_item_embeddings_is_saved_smaller_and_recommends(
-    name: str, code: str, tmp_path: Path
-) -> None:
+def test_every_model_with_item_embeddings_is_saved_smaller_and_recommends(name: str, code: str, tmp_path: Path) -> None:
     recommender = random_recommender(name)
     before = scores(recommender)
     quantized = quantize(recommender, code, 2)  # type: ignore[arg-type]
@@ -216,16 +208,10 @@ def test_every_model_with_item_embeddings_is_saved_smaller_and_recommends(
     assert isinstance(loaded.model, SequenceModel)
     assert not loaded.model.item_embeddings()  # in memory, too, there are only codes
     embeddings = [part for part in loaded.model.modules() if isinstance(part, QuantizedEmbedding)]
-    assert all(
-        isinstance(e, Int8Embedding if code == "int8" else ProductQuantizedEmbedding)
-        for e in embeddings
-    )
+    assert all(isinstance(e, Int8Embedding if code == "int8" else ProductQuantizedEmbedding) for e in embeddings)
     assert not any(tensor.is_meta for tensor in loaded.model.state().values())
     if code == "int8":
-        assert (
-            quantized.about["compression"]["n_bytes"]
-            < quantized.about["compression"]["n_bytes_before"]
-        )
+        assert quantized.about["compression"]["n_bytes"] < quantized.about["compression"]["n_bytes_before"]
 
 
 def test_a_compressed_model_answers_every_kind_of_request(tmp_path: Path) -> None:
@@ -319,9 +305,7 @@ def test_product_quantization_of_few_items_says_what_to_do() -> None:
         quantize(few, "pq")
 
 
-def test_the_verb_prints_the_difference_and_needs_no_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_prints_the_difference_and_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sequences = trained()
     indexed = Recommender.load(model)
     assert indexed.build_index(split_of(indexed, sequences).validation.histories, recall=0.01)

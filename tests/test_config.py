@@ -56,9 +56,7 @@ def test_there_are_the_papers_recipes() -> None:
     ("n_items", "loss", "head_gain"),
     [(9_999, "cross-entropy", 1), (10_000, "cross-entropy", 4), (20_000, "sampled-softmax", 4)],
 )
-def test_auto_is_resolved_by_the_size_of_the_catalogue(
-    n_items: int, loss: str, head_gain: float
-) -> None:
+def test_auto_is_resolved_by_the_size_of_the_catalogue(n_items: int, loss: str, head_gain: float) -> None:
     run = resolve(Config(), n_items)
     assert (run.loss.name, run.model.head_gain) == (loss, head_gain)
     kept = resolve(load_config(overrides=["loss.name=bce", "model.head_gain=2"]), n_items)
@@ -78,9 +76,7 @@ def test_every_setting_is_described() -> None:
     classes += [*map(LOSSES.__getitem__, LOSSES), *map(OBJECTIVES.__getitem__, OBJECTIVES)]
     for cls in classes:
         assert all(description_of(cls, name) for name in cls.model_fields), cls
-    described = {
-        name: meaning for name, _, meaning in setting_descriptions(load_config("bert4rec"))
-    }
+    described = {name: meaning for name, _, meaning in setting_descriptions(load_config("bert4rec"))}
     assert described["stages.0.mask_ratio"].startswith("rho")
     assert described["stages.0.learning_rate"].startswith("the highest one")
 
@@ -142,10 +138,7 @@ def test_none_is_written_as_a_word() -> None:
         (["dims=3"], ["dims", "did you mean"]),
         (["trainig.seed=3"], ["trainig", "did you mean 'training'"]),
         (["training.seed=many"], ["training.seed", "'many'", "integer"]),
-        (
-            ["stages.0.objective=cloze", "stages.0.mask_ratio=1.5"],
-            ["stages.0.mask_ratio", "1.5"],
-        ),
+        (["stages.0.objective=cloze", "stages.0.mask_ratio=1.5"], ["stages.0.mask_ratio", "1.5"]),
         (["model.heads=3"], ["heads = 3", "dim = 64"]),
         (["epochs"], ["section.key=value"]),
         (["stages.0.learning_rate=NaN"], ["stages.0.learning_rate", "finite"]),

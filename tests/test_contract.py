@@ -129,9 +129,7 @@ def test_block_scores_are_parts_of_the_row_in_memory_of_their_own(recipe: str) -
     part.fill_(-torch.inf)
     torch.testing.assert_close(output.block_scores(h, 0, N_ITEMS), kept)
     chosen = torch.tensor([[3, 3, 20], [0, 29, 1]])
-    torch.testing.assert_close(
-        output.scores(h, chosen), kept.gather(1, chosen), atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(output.scores(h, chosen), kept.gather(1, chosen), atol=1e-6, rtol=1e-5)
     shared = torch.tensor([[5, 0]])
     torch.testing.assert_close(output.scores(h, shared), kept[:, [5, 0]], atol=1e-6, rtol=1e-5)
 
@@ -153,15 +151,11 @@ def test_a_saved_model_gives_the_same_scores(recipe: str) -> None:
     recommender, out = saved(recipe)
     loaded = Recommender.load(out)
     assert loaded.config == recommender.config
-    torch.testing.assert_close(
-        scores(loaded.model, HISTORIES), scores(recommender.model, HISTORIES), atol=0, rtol=0
-    )
+    torch.testing.assert_close(scores(loaded.model, HISTORIES), scores(recommender.model, HISTORIES), atol=0, rtol=0)
 
 
 @every_recipe
-def test_the_same_seed_gives_the_same_model_and_another_seed_another(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(recipe: str, tmp_path: Path) -> None:
     first = saved(recipe)[0].model.state()
     again = trained(recipe, tmp_path / "again").model.state()
     assert first.keys() == again.keys()
@@ -213,9 +207,7 @@ def test_unknown_users_get_an_answer_or_are_told_why_not(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", sorted(NEEDS_KNOWN_USER))
-def test_a_split_that_holds_out_unknown_users_is_refused_at_once(
-    recipe: str, tmp_path: Path
-) -> None:
+def test_a_split_that_holds_out_unknown_users_is_refused_at_once(recipe: str, tmp_path: Path) -> None:
     histories = [[0, 1, 2, 3]] * 20 + [[4, 5, 6]] * 5  # the last users come when training is over
     sequences = sequences_of(histories, 8, times=True)
     config = config_of(recipe, "data.split=global-time")

@@ -83,17 +83,12 @@ def test_padding_and_earlier_items_do_not_change_the_chain() -> None:
 def test_an_empty_history_gets_popularity(length: int) -> None:
     empty = torch.full((2, length), PAD)
     users = torch.zeros(2, dtype=torch.int64)
-    chain, counts = (
-        score_rows(fit(cls, spans(HISTORIES), N_ITEMS), users, empty)
-        for cls in (MarkovChain, Popularity)
-    )
+    chain, counts = (score_rows(fit(cls, spans(HISTORIES), N_ITEMS), users, empty) for cls in (MarkovChain, Popularity))
     np.testing.assert_allclose(chain.numpy(), counts.log_softmax(1).numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("cls", [Popularity, MarkovChain])
-def test_saved_and_loaded_scores_are_equal(
-    cls: type[Popularity] | type[MarkovChain], tmp_path: Path
-) -> None:
+def test_saved_and_loaded_scores_are_equal(cls: type[Popularity] | type[MarkovChain], tmp_path: Path) -> None:
     model = fit(cls, spans(HISTORIES), N_ITEMS)
     save_file(model.state(), tmp_path / "model.safetensors")
     tensors = load_file(tmp_path / "model.safetensors")

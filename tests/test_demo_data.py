@@ -67,12 +67,8 @@ def test_popularity_is_beaten_by_markov_and_markov_by_reading_further_back(split
     popularity = split.train_counts / split.train_counts.sum()
     after_one, after_six = followers(split, 1), followers(split, 6)
     pop, pop_hits = ndcg_and_hit_rate(split, lambda history: popularity)
-    markov, markov_hits = ndcg_and_hit_rate(
-        split, lambda history: after_one[history[-1]] + popularity * 1e-3
-    )
-    window, _ = ndcg_and_hit_rate(
-        split, lambda history: after_six[history[-6:]].sum(0) + popularity * 1e-3
-    )
+    markov, markov_hits = ndcg_and_hit_rate(split, lambda history: after_one[history[-1]] + popularity * 1e-3)
+    window, _ = ndcg_and_hit_rate(split, lambda history: after_six[history[-6:]].sum(0) + popularity * 1e-3)
     best = demo.best_possible()
     assert 0.05 < pop_hits < 0.12
     assert 0.20 < markov_hits < 0.35
@@ -105,9 +101,7 @@ def test_weights_follow_from_the_visible_history(watched: dict[str, list[str]]) 
         weights = club.weights()[0]
         assert weights[names.index(watched[user][-1])] > 0
         assert not weights[[names.index(item) for item in history]].any()
-        last_seen_at = {
-            catalogue[item]["franchise"]: at for at, item in enumerate(history, start=1)
-        }
+        last_seen_at = {catalogue[item]["franchise"]: at for at, item in enumerate(history, start=1)}
         for position, (name, film) in enumerate(catalogue.items()):
             is_later_part = film["franchise"] not in (None, film["title"])
             if not is_later_part or name in history:
@@ -117,9 +111,7 @@ def test_weights_follow_from_the_visible_history(watched: dict[str, list[str]]) 
             assert (weights[position] > 0) == (is_next and since < len(demo.PULL) - 1)
 
 
-def test_franchise_parts_are_watched_in_order_and_nothing_twice(
-    watched: dict[str, list[str]],
-) -> None:
+def test_franchise_parts_are_watched_in_order_and_nothing_twice(watched: dict[str, list[str]]) -> None:
     titles = {film["item"]: film["title"] for film in demo.items()}
     franchise = {film["item"]: film["franchise"] for film in demo.items()}
     parts: dict[str, list[str]] = {}

@@ -134,9 +134,7 @@ def test_alerts_and_docs_speak_of_metrics_that_exist() -> None:
 
 
 def test_the_docs_name_every_endpoint_and_no_other(described: dict[str, Any]) -> None:
-    exist = {
-        (method.upper(), path) for path, methods in described["paths"].items() for method in methods
-    }
+    exist = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
     assert set(re.findall(r"^\| `([A-Z]+) (/\S*)`", DOCS, re.MULTILINE)) == exist
 
 

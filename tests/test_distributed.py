@@ -74,9 +74,7 @@ def test_ray_trains_the_same_weights(two_processes: Path, tmp_path: Path) -> Non
         (["--ray-address=here:1"], "add it"),
     ],
 )
-def test_wrong_settings_are_said_before_any_process_starts(
-    words: list[str], complaint: str, tmp_path: Path
-) -> None:
+def test_wrong_settings_are_said_before_any_process_starts(words: list[str], complaint: str, tmp_path: Path) -> None:
     command = ["train", "demo", "--recipe=demo", f"--out={tmp_path / 'run'}", *words]
     found = CliRunner().invoke(app, command).exception
     assert isinstance(found, ValueError)  # `main` prints it as one sentence

@@ -15,11 +15,7 @@ PAGES = ["results_page.py", "quality/quality_page.py", "scale/scaling_page.py", 
 
 @pytest.mark.parametrize("script", PAGES)
 def test_a_page_is_what_its_files_say(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, "--check"],
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

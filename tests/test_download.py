@@ -33,9 +33,7 @@ def interrupt(site: Site, target: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not target.exists()
 
 
-def test_whole_file_arrives_with_progress_and_leaves_nothing_else(
-    site: Site, tmp_path: Path
-) -> None:
+def test_whole_file_arrives_with_progress_and_leaves_nothing_else(site: Site, tmp_path: Path) -> None:
     site.files["/file"] = BODY
     seen: list[tuple[int, int | None]] = []
     download(
@@ -51,9 +49,7 @@ def test_whole_file_arrives_with_progress_and_leaves_nothing_else(
     assert seen[-1] == (len(BODY), len(BODY))
 
 
-def test_an_interrupted_download_is_resumed(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_download_is_resumed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(site, tmp_path / "file", monkeypatch)
     load(site, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == BODY
@@ -88,9 +84,7 @@ def test_a_server_that_hangs_up_or_stays_silent_is_tried_again_then_reported(
 
 
 @pytest.mark.parametrize("case", ["range ignored", "file changed", "weak etag", "no etag"])
-def test_resuming_never_mixes_two_files(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+def test_resuming_never_mixes_two_files(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     if case in ("weak etag", "no etag"):
         site.etag = 'W/"one"' if case == "weak etag" else None
     interrupt(site, tmp_path / "file", monkeypatch)
@@ -104,9 +98,7 @@ def test_resuming_never_mixes_two_files(
     assert (tmp_path / "file").read_bytes() == changed
 
 
-def test_part_longer_than_the_file_is_thrown_away(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_longer_than_the_file_is_thrown_away(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt(site, tmp_path / "file", monkeypatch)
     site.files["/file"] = BODY[:1000]
     load(site, tmp_path / "file")
@@ -114,9 +106,7 @@ def test_part_longer_than_the_file_is_thrown_away(
 
 
 @pytest.mark.parametrize("sends_length", [True, False])
-def test_too_large_is_refused_with_or_without_a_stated_length(
-    site: Site, tmp_path: Path, sends_length: bool
-) -> None:
+def test_too_large_is_refused_with_or_without_a_stated_length(site: Site, tmp_path: Path, sends_length: bool) -> None:
     site.files["/file"], site.sends_length = BODY, sends_length
     with pytest.raises(ValueError, match=r"at most 500,000 are expected"):
         load(site, tmp_path / "file", max_bytes=500_000)
@@ -172,9 +162,7 @@ GOOD = {"set/table": b"1 2\n"}
     ],
     ids=lambda value: value if isinstance(value, str) else "archive",  # bytes hold the time of day
 )
-def test_hostile_or_broken_archives_are_refused(
-    tmp_path: Path, archive: bytes, complaint: str
-) -> None:
+def test_hostile_or_broken_archives_are_refused(tmp_path: Path, archive: bytes, complaint: str) -> None:
     folder = tmp_path / "one" / "two"
     folder.mkdir(parents=True)
     (tmp_path / "set.zip").write_bytes(archive)

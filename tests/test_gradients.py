@@ -31,21 +31,15 @@ def first_batch(split: Split, config: Config, size: MicrobatchSize = FOR_TRAININ
     shape = ModelSpec(split.n_items, values["max_len"], model.has_mask, values.get("n_targets", 1))
     objective = config.stages[0].build(split.train, shape)
     sequences = objective.sequences(np.random.default_rng(0))
-    return make_batch(
-        objective, sequences, split.n_items, torch.Generator().manual_seed(0), Sizes(size)
-    )
+    return make_batch(objective, sequences, split.n_items, torch.Generator().manual_seed(0), Sizes(size))
 
 
-def some_batch(
-    config: Config, n_users: int = 120, size: MicrobatchSize = FOR_TRAINING
-) -> tuple[Batch, int]:
+def some_batch(config: Config, n_users: int = 120, size: MicrobatchSize = FOR_TRAINING) -> tuple[Batch, int]:
     split = leave_one_out(random_histories(0, n_users=n_users))
     return first_batch(split, config, size), split.n_items
 
 
-def gradients_on(
-    n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0
-) -> tuple[BERT4Rec, float]:
+def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0) -> tuple[BERT4Rec, float]:
     torch.manual_seed(1)
     model = BERT4Rec(n_items, config.model).train()
     loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
@@ -62,9 +56,7 @@ def test_the_gradient_is_that_of_the_whole_batch(n_workers: int) -> None:
     model, value = gradients_on(n_workers, config, batch, n_items)
     torch.manual_seed(1)
     plain = BERT4Rec(n_items, config.model).train()
-    logits = torch.cat(
-        [plain(each.tokens).flatten(0, 1)[each.positions] for each in batch.microbatches]
-    )
+    logits = torch.cat([plain(each.tokens).flatten(0, 1)[each.positions] for each in batch.microbatches])
     targets = [each.targets for each in batch.microbatches]
     expected = F.cross_entropy(logits, torch.cat(targets))
     expected.backward()
@@ -87,9 +79,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_other_dropout() -> No
         assert torch.equal(a.grad, b.grad)
 
 
-def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "SPARSE_FROM", 0)
     config = small_config("loss.name=sampled-softmax", "loss.n_negatives=4", "model.dropout=0")
     batch, n_items = some_batch(config, n_users=3)
@@ -178,8 +168,7 @@ def assert_same_gradients(model: SequenceModel, plain: SequenceModel, n_times: i
 
 
 @pytest.mark.parametrize(
-    ("loss", "sparse_from"),
-    [("cross-entropy", 0), ("bce", losses.SPARSE_FROM), ("bce", N_USERS + 1), ("bce", 0)],
+    ("loss", "sparse_from"), [("cross-entropy", 0), ("bce", losses.SPARSE_FROM), ("bce", N_USERS + 1), ("bce", 0)]
 )
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_autograd(

@@ -31,9 +31,7 @@ class TestProblems:
             (["SECRET"], "body", "object"),
         ],
     )
-    def test_an_invalid_body_says_where_and_what_but_not_the_value(
-        self, body: object, where: str, said: str
-    ) -> None:
+    def test_an_invalid_body_says_where_and_what_but_not_the_value(self, body: object, where: str, said: str) -> None:
         answer = Site().post("/v1/recommend", json.dumps(body).encode())
         assert answer.status == 422
         assert (answer.error["code"], answer.error["where"]) == ("invalid", where)
@@ -66,15 +64,7 @@ class TestProblems:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        "host",
-        [
-            b"localhost",
-            b"LOCALHOST:1",
-            b"127.0.0.1",
-            b"127.0.0.1:65535",
-            b"[::1]:80",
-            b"our.name:8",
-        ],
+        "host", [b"localhost", b"LOCALHOST:1", b"127.0.0.1", b"127.0.0.1:65535", b"[::1]:80", b"our.name:8"]
     )
     def test_without_keys_this_machine_is_answered(self, host: bytes) -> None:
         assert Site(allowed_hosts=("our.name",)).ask("GET", "/v1/items", host=host).status == 200
@@ -243,9 +233,7 @@ class TestBodies:
 
 
 class TestResponses:
-    @pytest.mark.parametrize(
-        ("path", "script"), [("/", True), ("/web/x", True), ("/docs", True), ("/v1/items", False)]
-    )
+    @pytest.mark.parametrize(("path", "script"), [("/", True), ("/web/x", True), ("/docs", True), ("/v1/items", False)])
     def test_every_response_has_security_headers(self, path: str, script: bool) -> None:
         answer = Site().ask("GET", path)
         policy = answer.header("content-security-policy") or ""
@@ -273,10 +261,7 @@ class TestResponses:
     )
     def test_a_sane_request_id_is_kept(self, given_id: bytes, is_kept: bool) -> None:
         site = Site()
-        ids = [
-            site.ask("GET", "/v1/items", (), [(b"x-request-id", given_id)]).header("x-request-id")
-            for _ in range(2)
-        ]
+        ids = [site.ask("GET", "/v1/items", (), [(b"x-request-id", given_id)]).header("x-request-id") for _ in range(2)]
         assert (ids == [given_id.decode("latin-1")] * 2) == is_kept
         assert is_kept or ids[0] != ids[1]
         assert all(access.valid_request_id({b"x-request-id": (i or "").encode()}) for i in ids)
@@ -338,12 +323,7 @@ class TestResponses:
 
     def test_few_routes_are_counted_however_many_paths_there_are(self) -> None:
         site = Site()
-        paths = [
-            "/v1/users/a",
-            "/v1/users/b/c",
-            "/v1/users/a/recommendations",
-            "/v1/items/x/similar",
-        ]
+        paths = ["/v1/users/a", "/v1/users/b/c", "/v1/users/a/recommendations", "/v1/items/x/similar"]
         for path in [*paths, "/web/a", "/nothing/at/all", "/v1/items"]:
             site.ask("GET", path)
         site.ask("BREW", "/")
@@ -371,8 +351,7 @@ class TestResponses:
 
 
 HEADERS = st.sampled_from(
-    b"host origin authorization x-api-key content-type content-length x-request-id "
-    b"transfer-encoding".split()
+    b"host origin authorization x-api-key content-type content-length x-request-id transfer-encoding".split()
 )
 
 
@@ -382,9 +361,7 @@ HEADERS = st.sampled_from(
     st.lists(st.tuples(HEADERS, st.binary(max_size=20)), max_size=5),
     st.text(st.characters(), max_size=40),
 )
-def test_no_request_makes_the_guard_fail(
-    body: bytes, headers: list[tuple[bytes, bytes]], path: str
-) -> None:
+def test_no_request_makes_the_guard_fail(body: bytes, headers: list[tuple[bytes, bytes]], path: str) -> None:
     for with_keys in (False, True):
         answer = Site(with_keys=with_keys).ask("POST", f"/{path}", [body], headers)
         assert 400 <= answer.status < 500

@@ -159,19 +159,13 @@ def test_slow_clients_are_closed_and_others_are_answered_meanwhile(guarded: Serv
         ("OPTIONS", "/v1/recommend", None, [401, 401, 405, 405]),
     ],
 )
-def test_keys_open_what_they_should(
-    guarded: Served, method: str, path: str, body: object, statuses: list[int]
-) -> None:
+def test_keys_open_what_they_should(guarded: Served, method: str, path: str, body: object, statuses: list[int]) -> None:
     for scheme in ({"authorization": "Bearer {}"}, {"x-api-key": "{}"}):
         found = []
         for key in (None, "wrong", READ, ADMIN):
             headers = {} if key is None else {n: v.format(key) for n, v in scheme.items()}
             with guarded.client(**headers) as client:
-                answer = (
-                    client.request(method, path, json=body)
-                    if body
-                    else client.request(method, path)
-                )
+                answer = client.request(method, path, json=body) if body else client.request(method, path)
             assert (answer.status_code == 401) == ("www-authenticate" in answer.headers)
             assert "access-control-allow-origin" not in answer.headers
             found.append(answer.status_code)
@@ -185,9 +179,7 @@ def test_other_hosts_are_answered_with_keys_only(server: Served, guarded: Served
     assert httpx.get(f"{guarded.url}/v1/model", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/web/main.js", "/docs", "/v1/model", "/healthz", "/nothing"]
-)
+@pytest.mark.parametrize("path", ["/", "/web/main.js", "/docs", "/v1/model", "/healthz", "/nothing"])
 def test_every_response_has_security_headers(server: Served, path: str) -> None:
     answer = ask(server.port, head("GET", path))
     assert answer.headers["x-content-type-options"] == "nosniff"

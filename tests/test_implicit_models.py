@@ -56,9 +56,7 @@ def after(model: ItemKNN, *histories: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("cls", MODELS)
-def test_padding_and_the_other_rows_of_a_batch_change_no_score(
-    cls: type[ItemKNN] | type[BPRMF],
-) -> None:
+def test_padding_and_the_other_rows_of_a_batch_change_no_score(cls: type[ItemKNN] | type[BPRMF]) -> None:
     model, pad = fitted(cls), 30
     history = torch.tensor([[3, 9, 3, 29, pad, pad], [7, 1, 2, 3, pad, pad], [pad] * 6])
     users = torch.tensor([2, 0, 5])
@@ -83,9 +81,7 @@ def test_a_caller_may_write_over_its_scores(cls: type[ItemKNN] | type[BPRMF]) ->
 
 
 @pytest.mark.parametrize("cls", MODELS)
-def test_saved_and_loaded_scores_are_equal(
-    cls: type[ItemKNN] | type[BPRMF], tmp_path: Path
-) -> None:
+def test_saved_and_loaded_scores_are_equal(cls: type[ItemKNN] | type[BPRMF], tmp_path: Path) -> None:
     model = fitted(cls)
     save_file(model.state(), tmp_path / "model.safetensors")
     again = cls.restore(load_file(tmp_path / "model.safetensors"), settings_of(cls), 30)
@@ -167,9 +163,7 @@ def test_only_the_nearest_neighbours_are_kept() -> None:
 
 @pytest.mark.parametrize("similarity", ["cosine", "tfidf", "bm25"])
 @pytest.mark.parametrize("n_neighbours", [1, 3, 1000])
-def test_no_item_has_more_neighbours_than_the_setting_or_itself(
-    similarity: str, n_neighbours: int
-) -> None:
+def test_no_item_has_more_neighbours_than_the_setting_or_itself(similarity: str, n_neighbours: int) -> None:
     model = fitted(ItemKNN, similarity=similarity, neighbours=n_neighbours)
     n_each = model.offsets.diff()
     assert n_each.max() == min(n_neighbours, 29)
@@ -195,9 +189,7 @@ def test_users_of_no_weight_leave_scores_finite() -> None:
     assert scores.count_nonzero() == 0
 
 
-def test_long_histories_are_added_up_in_parts_with_the_same_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_histories_are_added_up_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fitted(ItemKNN)
     users = torch.full((30,), -1)
     history = torch.randint(0, 31, (30, 40), generator=torch.Generator().manual_seed(0))
@@ -230,10 +222,7 @@ def test_item_knn_cannot_learn_an_order() -> None:
 def test_bpr_mf_learns_two_communities_where_popularity_cannot() -> None:
     """Even users have 12 of the items 0..19, odd users 12 of the items 20..39."""
     generator, n_users, n_items = np.random.default_rng(0), 120, 40
-    histories = [
-        (generator.choice(20, size=12, replace=False) + 20 * (user % 2)).tolist()
-        for user in range(n_users)
-    ]
+    histories = [(generator.choice(20, size=12, replace=False) + 20 * (user % 2)).tolist() for user in range(n_users)]
     split = leave_one_out(sequences_of(histories, n_items))
     settings = BPRMFSettings(dim=16, epochs=100, regularization=0.05)
     model = BPRMF.fit(split.train, n_items, settings)

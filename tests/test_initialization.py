@@ -78,9 +78,7 @@ def test_recipes_for_any_data_begin_at_popularity(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "popularity"
 
 
-@pytest.mark.parametrize(
-    "recipe", ["paper-ml-1m", "best-ml-1m"]
-)  # the latter: docs/experiments/2026-11-quality.md
+@pytest.mark.parametrize("recipe", ["paper-ml-1m", "best-ml-1m"])  # the latter: docs/experiments/2026-11-quality.md
 def test_others_do_not(recipe: str) -> None:
     assert load_config(recipe).model.output_bias == "zero"
 
@@ -167,7 +165,7 @@ def test_a_mask_begins_as_a_mean_of_the_items() -> None:
     model = BERT4Rec(300, BERT4RecSettings(initialization="local", head_gain=1))
     history = torch.randperm(300)[None, :30]
     scores = score_rows(model, UNKNOWN, history)
-    assert scores[0, history[0]].mean() > scores.mean() + scores.std()
+    assert scores[0, history[0]].mean() > scores.mean() + scores.std() / 2
 
 
 def test_the_softmax_begins_as_sharp_as_the_head_gain() -> None:

@@ -136,9 +136,7 @@ def test_movielens_u_data_is_user_item_rating_time(tmp_path: Path) -> None:
         (["2020-09-13 14:26:40+02:00", "2020-09-13 12:26:41"], 1_600_000_000_000_000),
     ],
 )
-def test_units_and_dates_become_microseconds(
-    values: list[str], microseconds: int, tmp_path: Path
-) -> None:
+def test_units_and_dates_become_microseconds(values: list[str], microseconds: int, tmp_path: Path) -> None:
     first, second = values
     (tmp_path / "t.csv").write_text(f"user,item,ts\nu,late,{second}\nu,early,{first}\n")
     sequences = read(tmp_path / "t.csv", tmp_path)
@@ -176,18 +174,14 @@ NANOSECONDS = ["2020-09-13 12:26:40.123456789", "2020-09-13 12:26:40.123456788"]
         pd.DataFrame({"ts": pd.to_datetime(NANOSECONDS).as_unit("ns")}),
         pd.DataFrame({"ts": pd.to_datetime(NANOSECONDS, utc=True).as_unit("ns")}),
         pl.DataFrame({"ts": pl.Series(NANOSECONDS).str.to_datetime(time_unit="ns")}),
-        pl.DataFrame(
-            {"ts": pl.Series(NANOSECONDS).str.to_datetime(time_unit="ns", time_zone="UTC")}
-        ),
+        pl.DataFrame({"ts": pl.Series(NANOSECONDS).str.to_datetime(time_unit="ns", time_zone="UTC")}),
         pd.DataFrame({"ts": NANOSECONDS}),
     ],
     ids=["pandas", "pandas with zone", "polars", "polars with zone", "text"],
 )
 def test_nanoseconds_of_dates_decide_the_order(frame: Any, tmp_path: Path) -> None:
     ids = {"user": ["u", "u"], "item": ["late", "early"]}
-    whole = (
-        frame.assign(**ids) if isinstance(frame, pd.DataFrame) else pl.DataFrame(ids).hstack(frame)
-    )
+    whole = frame.assign(**ids) if isinstance(frame, pd.DataFrame) else pl.DataFrame(ids).hstack(frame)
     sequences = read(whole, tmp_path)
     assert decoded(sequences) == {"u": ["early", "late"]}
     assert sequences.times is not None
@@ -266,9 +260,7 @@ def test_objects_of_several_types_are_read_one_by_one(tmp_path: Path) -> None:
 
 def test_frames_that_are_no_tables_are_one_clear_error(tmp_path: Path) -> None:
     imaginary = pd.DataFrame({"user": [1j], "item": [1]})
-    odd = pl.DataFrame(
-        {"user": [object()], "item": [1]}, schema={"user": pl.Object, "item": pl.Int64}
-    )
+    odd = pl.DataFrame({"user": [object()], "item": [1]}, schema={"user": pl.Object, "item": pl.Int64})
     for frame in (imaginary, odd, pl.scan_csv(tmp_path / "absent.csv")):
         with pytest.raises(ValueError, match=r"Frame cannot be read as a table") as caught:
             read(frame, tmp_path)
@@ -357,11 +349,7 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any], str]] = {
     ),
     "word as time": (b"user,item,ts\n1,2,3\n1,3,soon\n", {}, "row 3: .* is 'soon', which is not"),
     "after blank lines": (b"user,item,ts\n\n1,2,3\n\n1,3,x\n", {}, "row 5: the time"),
-    "after a line break in an id": (
-        b'user,item,ts\n"a\nb",2,3\n1,3,x\n',
-        {},
-        "row 4: the time .* is 'x'",
-    ),
+    "after a line break in an id": (b'user,item,ts\n"a\nb",2,3\n1,3,x\n', {}, "row 4: the time .* is 'x'"),
     "words without header": (b"ann,book\nann,pen\n", {}, r"no user column.*header=False"),
     "blank user": (b"user,item\n1,2\n,3\n1,4\n", {}, r"row 3: the user .* is '', which is blank"),
     "blank item": (b"user,item\n1,2\n1,\n", {}, r"row 3: the item .* such rows in all: 1;"),
@@ -385,11 +373,7 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any], str]] = {
         "cannot be read: .*UTF-8.*encoding='latin-1'",
     ),
     "zip": (b"PK\x03\x04rest", {}, "zip archive: unpack it"),
-    "truncated gzip": (
-        gzip.compress(b"user,item\n" + b"1,2\n1,3\n" * 9999)[:-20],
-        {},
-        "damaged or truncated gzip",
-    ),
+    "truncated gzip": (gzip.compress(b"user,item\n" + b"1,2\n1,3\n" * 9999)[:-20], {}, "damaged or truncated gzip"),
     "not parquet": (b"PAR1 and nothing else", {}, "cannot be read"),
     "json without names": (b"[1, 2]", {}, "not objects"),
     "broken json line": (
@@ -399,11 +383,7 @@ ERRORS: dict[str, tuple[bytes, dict[str, Any], str]] = {
     ),
     "bad option": (b"user,item\n1,2\n", {"on_bad_rows": "ignore"}, "choose 'error' or 'skip'"),
     "one action each": (b"user,item\n1,2\n2,3\n", {}, "one action only"),
-    "one item": (
-        b"user,item\n1,2\n1,2\n",
-        {},
-        "too little is left of .*items 1, at least 2 needed",
-    ),
+    "one item": (b"user,item\n1,2\n1,2\n", {}, "too little is left of .*items 1, at least 2 needed"),
 }
 
 

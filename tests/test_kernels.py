@@ -23,18 +23,10 @@ ablations = pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda each: each
 models = pytest.mark.parametrize("cls", MODELS)
 
 
-def random_model(
-    cls: type[BERT4Rec] = BERT4Rec, ablation: tuple[str, ...] = (), layers: int = 2
-) -> BERT4Rec:
+def random_model(cls: type[BERT4Rec] = BERT4Rec, ablation: tuple[str, ...] = (), layers: int = 2) -> BERT4Rec:
     torch.manual_seed(0)
     values = BERT4RecSettings(
-        dim=16,
-        max_len=12,
-        dropout=0,
-        layers=layers,
-        initialization="paper",
-        head_gain=1,
-        ablation=ablation,
+        dim=16, max_len=12, dropout=0, layers=layers, initialization="paper", head_gain=1, ablation=ablation
     )
     return randomize(cls(N_ITEMS, values), 0.3)  # without norms larger ones grow, and so do errors
 
@@ -65,14 +57,8 @@ POSITIONS = {
 @ablations
 @pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
 @pytest.mark.parametrize("is_padded", [True, False])
-def test_queries_are_those_of_forward(
-    ablation: tuple[str, ...], positions: list[int], is_padded: bool
-) -> None:
-    model, tokens, at = (
-        random_model(BERT4Rec, ablation),
-        random_tokens(3, 6),
-        torch.tensor(positions),
-    )
+def test_queries_are_those_of_forward(ablation: tuple[str, ...], positions: list[int], is_padded: bool) -> None:
+    model, tokens, at = (random_model(BERT4Rec, ablation), random_tokens(3, 6), torch.tensor(positions))
     tokens.view(-1)[at] = MASK
     if is_padded:
         tokens[2, 4:] = PAD
@@ -85,9 +71,7 @@ def test_queries_are_those_of_forward(
 @models
 @ablations
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [6, 4, 1], [5], [0, 2], [0]])
-def test_a_history_is_scored_as_by_forward(
-    cls: type[BERT4Rec], ablation: tuple[str, ...], lengths: list[int]
-) -> None:
+def test_a_history_is_scored_as_by_forward(cls: type[BERT4Rec], ablation: tuple[str, ...], lengths: list[int]) -> None:
     """A single request has a kernel of its own."""
     model = random_model(cls, ablation)
     histories = random_tokens(len(lengths), max(lengths))
@@ -109,14 +93,8 @@ def test_a_single_request_takes_the_fused_block(monkeypatch: pytest.MonkeyPatch)
 
 @ablations
 @pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
-def test_gradients_of_queries_are_those_of_forward(
-    ablation: tuple[str, ...], positions: list[int]
-) -> None:
-    model, tokens, at = (
-        random_model(BERT4Rec, ablation),
-        random_tokens(3, 6),
-        torch.tensor(positions),
-    )
+def test_gradients_of_queries_are_those_of_forward(ablation: tuple[str, ...], positions: list[int]) -> None:
+    model, tokens, at = (random_model(BERT4Rec, ablation), random_tokens(3, 6), torch.tensor(positions))
     tokens[1, 5:] = PAD
     weights = torch.randn(len(at), N_ITEMS, generator=torch.Generator().manual_seed(1))
     (scores_at(model, model.encode_queries(tokens, at, UNKNOWN)) * weights).sum().backward()
@@ -218,9 +196,7 @@ def test_padding_and_other_rows_change_no_prefix(cls: type[BERT4Rec]) -> None:
 @models
 @given(data=st.data())
 @settings(max_examples=15)
-def test_what_comes_later_does_not_change_a_prefix(
-    cls: type[BERT4Rec], data: st.DataObject
-) -> None:
+def test_what_comes_later_does_not_change_a_prefix(cls: type[BERT4Rec], data: st.DataObject) -> None:
     model = random_model(cls)
     first, changed_at = data.draw(st.integers(0, 8)), data.draw(st.integers(0, 8))
     positions, history = torch.arange(first, 9), random_tokens(1, 9, seed=first)

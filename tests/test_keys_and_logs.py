@@ -50,9 +50,7 @@ class TestKeys:
             ("# nothing", "no key"),
         ],
     )
-    def test_errors_help_and_never_print_a_key(
-        self, tmp_path: Path, content: str, said: str
-    ) -> None:
+    def test_errors_help_and_never_print_a_key(self, tmp_path: Path, content: str, said: str) -> None:
         file = tmp_path / "keys"
         file.write_text(content, encoding="utf-8")
         file.chmod(0o600)
@@ -64,9 +62,7 @@ class TestKeys:
         with pytest.raises(ValueError, match="nowhere"):
             ApiKeys.load(tmp_path / "nowhere", {})
 
-    def test_a_file_that_everyone_can_read_is_warned_of(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_file_that_everyone_can_read_is_warned_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         file = tmp_path / "keys"
         file.write_text(f"read {READ}\n")
         for mode, n_warnings in ((0o640, 0), (0o644, 1)):

@@ -206,16 +206,12 @@ def test_finished_runs_are_kept_and_other_settings_are_refused(
     assert read(lab / "lab.json")["facts"]["models"] == ["popularity", "tiny", "broken"]
 
 
-def test_interrupted_in_mid_training_and_resumed(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_in_mid_training_and_resumed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", ENVIRONMENT["OMP_NUM_THREADS"])
     arguments = ("interrupted", "long.toml", "--seeds", "1", "--budget", "1m")
     folder = place / "interrupted" / "runs" / "long" / "seed-0"
     log = folder / "log.jsonl"
-    process = subprocess.Popen(
-        command(*arguments), cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command(*arguments), cwd=place, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 180
     while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -264,9 +260,7 @@ def test_a_plan_keeps_what_was_typed(tmp_path: Path) -> None:
     names = split_names([f"popularity, {tmp_path / 'mine.toml'}", "markov"])
     contenders = choose_contenders(names, ["layers=1"])
     plan_lab(tmp_path / "lab", cycle(), contenders, TERMS)
-    plans = {
-        name: read(tmp_path / "lab" / "runs" / name / "plan.json") for name in ("markov", "mine")
-    }
+    plans = {name: read(tmp_path / "lab" / "runs" / name / "plan.json") for name in ("markov", "mine")}
     assert {name: plan["source"] for name, plan in plans.items()} == {
         "markov": "markov",
         "mine": str(tmp_path / "mine.toml"),
@@ -310,9 +304,7 @@ def test_overwriting_replaces_the_models_named_and_other_data_replaces_all(tmp_p
     assert (lab / "runs.old2").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("text", "minutes"), [("90s", 1.5), ("20m", 20), ("1h", 60), ("1h30m", 90), ("0.5h", 30)]
-)
+@pytest.mark.parametrize(("text", "minutes"), [("90s", 1.5), ("20m", 20), ("1h", 60), ("1h30m", 90), ("0.5h", 30)])
 def test_budgets_are_read(text: str, minutes: float) -> None:
     assert parse_budget(text) == minutes
 
@@ -369,9 +361,7 @@ def test_the_default_set_is_shipped_and_comes_in_the_order_of_a_table() -> None:
 
 def fitted(minutes: float, times: list[tuple[float, float]], *overrides: str) -> tuple[Any, float]:
     """The stages of a config for stages with these (seconds per epoch, per validation)."""
-    found = epochs_that_fit(
-        two_stages(*overrides), [StageTime(epoch / 10, 10, v) for epoch, v in times], minutes
-    )
+    found = epochs_that_fit(two_stages(*overrides), [StageTime(epoch / 10, 10, v) for epoch, v in times], minutes)
     return found.config, found.seconds
 
 

@@ -23,15 +23,7 @@ from bert4rec.evaluation.result import Evaluation
 from bert4rec.evaluation.text_tables import TextTable
 from bert4rec.lab.charts import coloured
 from bert4rec.lab.collect import collect, differences_to, holm, means_by_bin, quantile_bins
-from bert4rec.lab.lab_report import (
-    render,
-    rows,
-    terminal_table,
-    to_csv,
-    to_html,
-    to_text,
-    write_report,
-)
+from bert4rec.lab.lab_report import render, rows, terminal_table, to_csv, to_html, to_text, write_report
 from bert4rec.lab.lab_result import REPORTED, LabFacts, LabResult, RunCost, UserBin
 from bert4rec.lab.report_text import cautions, commands, row_notes
 
@@ -77,17 +69,9 @@ def save_run(
         targets=((np.arange(n) * 7) % 50 if targets is None else targets)[users],
         history_lengths=(2 + np.arange(n) % 40)[users],
         target_counts=((np.arange(n) ** 2) % 300)[users],
-        ranks={
-            p: r[users] for p, r in (("full", ranks), ("popularity", sampled), ("uniform", sampled))
-        },
-        metrics={
-            p: {"NDCG@10": {"value": 0.0, "low": 0.25, "high": 0.75}}
-            for p in ("full", "popularity", "uniform")
-        },
-        extras={
-            "n_items": 50,
-            "settings": {"exclude_seen": exclude_seen, "n_negatives": 100, "seed": 0},
-        },
+        ranks={p: r[users] for p, r in (("full", ranks), ("popularity", sampled), ("uniform", sampled))},
+        metrics={p: {"NDCG@10": {"value": 0.0, "low": 0.25, "high": 0.75}} for p in ("full", "popularity", "uniform")},
+        extras={"n_items": 50, "settings": {"exclude_seen": exclude_seen, "n_negatives": 100, "seed": 0}},
     )
     ids = [f"person-{i}" for i in range(n)]
     evaluation.save(run, user_ids=ids, item_ids=[f"secret-{i}" for i in range(50)])
@@ -190,9 +174,7 @@ def test_figures_are_users_means_over_seeds(result: LabResult) -> None:
     assert score.high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
     of_seeds = sorted([ndcg(a, 10).mean(), ndcg(b, 10).mean()])
     assert model.seed_range("NDCG@10") == pytest.approx(tuple(of_seeds))
-    assert model.figures["full"]["HR@5"].value == pytest.approx(
-        ((a <= 5).mean() + (b <= 5).mean()) / 2
-    )
+    assert model.figures["full"]["HR@5"].value == pytest.approx(((a <= 5).mean() + (b <= 5).mean()) / 2)
     assert model.figures["uniform"]["MRR"].value == pytest.approx(
         ((1 / np.maximum(1, a // 4)).mean() + (1 / np.maximum(1, b // 4)).mean()) / 2
     )
@@ -224,9 +206,7 @@ def test_quantile_bins_by_hand() -> None:
         UserBin(10, 10, 1),
     )
     assert quantile_bins(np.array([4, 4])) == (UserBin(4, 4, 2),)
-    values = means_by_bin(
-        np.array([1.0, 0.0, 0.5]), np.array([1, 1, 8]), (UserBin(1, 1, 2), UserBin(2, 8, 1))
-    )
+    values = means_by_bin(np.array([1.0, 0.0, 0.5]), np.array([1, 1, 8]), (UserBin(1, 1, 2), UserBin(2, 8, 1)))
     assert values == (0.5, 0.5)
 
 
@@ -278,9 +258,7 @@ def test_equal_models_are_not_told_apart_and_unequal_ones_are() -> None:
         ({"exclude_seen": False}, "exclude_seen is True in"),
     ],
 )
-def test_runs_on_different_held_out_items_are_refused(
-    tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
+def test_runs_on_different_held_out_items_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     save_lab(tmp_path, ["a", "b"], (0,))
     save_run(tmp_path, "a", 0, some_ranks(9.0, 1))
     save_run(tmp_path, "b", 0, **({"ranks": some_ranks(9.0, 1)} | changed))
@@ -289,9 +267,7 @@ def test_runs_on_different_held_out_items_are_refused(
 
 
 def test_failed_unreadable_and_unfinished_runs_are_shown(lab: Path, result: LabResult) -> None:
-    assert [(run.name, run.seed, run.error) for run in result.failed] == [
-        ("narm", 0, "out of <memory>")
-    ]
+    assert [(run.name, run.seed, run.error) for run in result.failed] == [("narm", 0, "out of <memory>")]
     unfinished = {(run.title, run.seed) for run in result.unfinished}
     # Counted models need no second seed.
     assert unfinished == {("NARM", 1), ("Caser", 0), ("Caser", 1)}
@@ -319,9 +295,7 @@ def test_a_lab_without_results_still_has_a_report(tmp_path: Path) -> None:
         collect(tmp_path / "elsewhere")
 
 
-def test_json_round_trip_renders_the_same_report(
-    lab: Path, result: LabResult, tmp_path: Path
-) -> None:
+def test_json_round_trip_renders_the_same_report(lab: Path, result: LabResult, tmp_path: Path) -> None:
     assert LabResult.from_json(result.to_json()) == result
     render(result, tmp_path / "docs")
     for name in ("report.json", "report.csv", "report.html"):
@@ -352,9 +326,7 @@ def test_another_budget_is_said_in_the_row_and_in_the_commands(result: LabResult
     for model, row in zip(result.models, rows(result), strict=True):
         assert ("budget 60 min instead of 20 min" in row[0].detail) == (model.name == "bert4rec")
     usual, longer, own = commands(result)
-    assert longer == (
-        "bert4rec lab toy --models bert4rec --seeds 2 --budget 60m --set data.k_core=5"
-    )
+    assert longer == ("bert4rec lab toy --models bert4rec --seeds 2 --budget 60m --set data.k_core=5")
     # Markov has no epochs: the budget that it was run with means nothing.
     assert "--models popularity,markov,sasrec,sasrec+,mine.toml,narm,caser --seeds 2" in usual
     assert "--budget 20m" in usual
@@ -404,18 +376,13 @@ def test_no_path_of_this_machine_reaches_a_report(tmp_path: Path) -> None:
     assert found == "cannot read '…/items.parquet': see https://example.org/a/b or:…/y"
 
 
-def test_single_trainings_and_those_that_the_clock_stopped_are_named(
-    tmp_path: Path, result: LabResult
-) -> None:
+def test_single_trainings_and_those_that_the_clock_stopped_are_named(tmp_path: Path, result: LabResult) -> None:
     save_lab(tmp_path, ["a", "b"], (0,))
     save_run(tmp_path, "a", 0, some_ranks(9.0, 1), stopped_by_clock=True)
     save_run(tmp_path, "b", 0, some_ranks(9.0, 2), stopped_by_clock=False)
     found = collect(tmp_path, n_resamples=10)
     notes = {model.name: row_notes(found, model) for model in found.models}
-    assert notes == {
-        "a": ["stopped by the time limit before its learning rate had decayed"],
-        "b": [],
-    }
+    assert notes == {"a": ["stopped by the time limit before its learning rate had decayed"], "b": []}
     assert any("single trainings" in line for line in cautions(found))
     assert not any("single trainings" in line for line in cautions(result))
 
@@ -453,16 +420,13 @@ def test_every_format_shows_the_models_best_first(result: LabResult) -> None:
     assert len(n_cells) == 1  # the hostile "|" opened no cell
     rows_of_latex = latex.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert len(rows_of_latex) == len(result.models)
-    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows_of_latex} == {
-        len(rows(result)[0]) - 1
-    }
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows_of_latex} == {len(rows(result)[0]) - 1}
 
 
 def test_text_tables_escape_what_their_format_would_read() -> None:
     table = TextTable(("a_b", "n"), [("50 % & $x", "-.5\n.1–.2"), ("a|b\t<i>", "2")])
     assert table.to_markdown() == (
-        "| a\\_b | n |\n| --- | ---: |\n| 50 % &amp; \\$x | -.5 (.1–.2) |\n"
-        "| a\\|b &lt;i&gt; | 2 |\n"
+        "| a\\_b | n |\n| --- | ---: |\n| 50 % &amp; \\$x | -.5 (.1–.2) |\n| a\\|b &lt;i&gt; | 2 |\n"
     )
     assert r"a\_b & n \\" in table.to_latex()
     assert r"50 \% \& \$x & $-$.5 (.1--.2) \\" in table.to_latex()
@@ -531,9 +495,7 @@ def test_every_chart_explains_itself(lab: Path) -> None:
         assert "<script" not in svg
 
 
-def test_the_best_and_popularity_have_a_colour_whatever_the_number_of_models(
-    result: LabResult,
-) -> None:
+def test_the_best_and_popularity_have_a_colour_whatever_the_number_of_models(result: LabResult) -> None:
     assert set(coloured(result)) == set(MODELS)
     best, *others, popularity = result.models
     many = [replace(others[0], name=f"model {i}") for i in range(18)]
@@ -548,9 +510,7 @@ def chromium(*arguments: str) -> subprocess.CompletedProcess[str]:
     if browser is None:
         pytest.skip("no browser: neither chromium nor google-chrome is installed")
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
-    return subprocess.run(
-        [browser, *fixed, *arguments], capture_output=True, text=True, timeout=120, check=True
-    )
+    return subprocess.run([browser, *fixed, *arguments], capture_output=True, text=True, timeout=120, check=True)
 
 
 def test_a_browser_opens_the_page_and_sorts_the_table(lab: Path, tmp_path: Path) -> None:
@@ -559,9 +519,7 @@ def test_a_browser_opens_the_page_and_sorts_the_table(lab: Path, tmp_path: Path)
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     shot = tmp_path / "report.png"
     page = (lab / "report.html").as_uri()
-    dom = chromium(
-        profile, f"--screenshot={shot}", "--window-size=1366,900", "--dump-dom", page
-    ).stdout
+    dom = chromium(profile, f"--screenshot={shot}", "--window-size=1366,900", "--dump-dom", page).stdout
     assert shot.read_bytes().startswith(b"\x89PNG")
     assert shot.stat().st_size > 20_000  # an empty page is far smaller
     assert order(dom) == ["SASRec+", "BERT4Rec", "SASRec", HOSTILE, "Markov chain", "POP"]

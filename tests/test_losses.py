@@ -32,18 +32,14 @@ class Case:
     def gradients(self, loss: Loss, seed: int = 0) -> tuple[torch.Tensor, ...]:
         self.weight.grad = self.bias.grad = None
         generator = torch.Generator().manual_seed(seed)
-        value, grad_h = loss(
-            self.h, DotProduct(self.weight, self.bias), self.targets, scale=0.5, generator=generator
-        )
+        value, grad_h = loss(self.h, DotProduct(self.weight, self.bias), self.targets, scale=0.5, generator=generator)
         assert self.weight.grad is not None
         assert self.bias.grad is not None
         weight = self.weight.grad.to_dense() if self.weight.grad.is_sparse else self.weight.grad
         return value, grad_h, weight, self.bias.grad
 
     def plain(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-        h, weight, bias = (
-            each.detach().to(dtype).requires_grad_() for each in (self.h, self.weight, self.bias)
-        )
+        h, weight, bias = (each.detach().to(dtype).requires_grad_() for each in (self.h, self.weight, self.bias))
         logits = h @ weight[: len(bias)].T + bias
         value = 0.5 * F.cross_entropy(logits, self.targets, reduction="sum")
         grads = torch.autograd.grad(value, (h, weight, bias))
@@ -61,9 +57,7 @@ def assert_exact(case: Case, memory: int) -> None:
 
 
 @pytest.mark.parametrize("memory", [2**26, 2**16])  # enough to go over the items once, or twice
-@pytest.mark.parametrize(
-    ("n_queries", "n_items"), [(1, 2), (7, 100), (700, 3416), (90, 54_542), (3, 1_000_000)]
-)
+@pytest.mark.parametrize(("n_queries", "n_items"), [(1, 2), (7, 100), (700, 3416), (90, 54_542), (3, 1_000_000)])
 def test_cross_entropy_is_the_plain_one(n_queries: int, n_items: int, memory: int) -> None:
     assert_exact(Case(n_queries, n_items), memory)
 
@@ -88,11 +82,7 @@ def test_gradients_are_added_to_what_is_there() -> None:
     case = Case(5, 50)
     once = case.gradients(CrossEntropy())
     value, _ = CrossEntropy()(
-        case.h,
-        DotProduct(case.weight, case.bias),
-        case.targets,
-        scale=0.5,
-        generator=torch.Generator(),
+        case.h, DotProduct(case.weight, case.bias), case.targets, scale=0.5, generator=torch.Generator()
     )
     assert case.weight.grad is not None
     assert value == once[0]
@@ -109,9 +99,7 @@ def test_a_nan_is_not_hidden() -> None:
 def test_only_one_tile_is_held_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     real = torch.Tensor.exp2_
-    monkeypatch.setattr(
-        torch.Tensor, "exp2_", lambda self: (sizes.append(self.numel()), real(self))[1]
-    )
+    monkeypatch.setattr(torch.Tensor, "exp2_", lambda self: (sizes.append(self.numel()), real(self))[1])
     Case(600, 20_000).gradients(CrossEntropy(2**10))
     assert max(sizes) <= cross_entropy.TILE_ROWS * cross_entropy.TILE_ITEMS
     assert sum(sizes) == 2 * 600 * 20_000
@@ -148,9 +136,7 @@ def of_one_query(
     return -torch.log((hardness * ahead).sum()) + 0.7 * (hardness * scores**2).sum()
 
 
-def assert_is_the_formula(
-    case: Case, settings: LossSettings, counts: np.ndarray, items: list[torch.Tensor]
-) -> None:
+def assert_is_the_formula(case: Case, settings: LossSettings, counts: np.ndarray, items: list[torch.Tensor]) -> None:
     """The loss of `settings` is the definition for each query with its negatives `items`."""
     ours = case.gradients(make_loss(settings, counts), seed=5)
     h = case.h.clone().requires_grad_()
@@ -183,9 +169,7 @@ def test_sampled_gradients_are_those_of_the_formula(name: str, k: int, power: fl
         pytest.skip("draws nothing")
     case, counts = Case(6, 40, size=0.5), np.arange(1, 41)
     is_shared = k >= sampled.SHARED_FROM
-    drawn = Negatives((counts + 1) ** power).draw(
-        (1 if is_shared else 6, k), torch.Generator().manual_seed(5)
-    )
+    drawn = Negatives((counts + 1) ** power).draw((1 if is_shared else 6, k), torch.Generator().manual_seed(5))
     items = [drawn[0 if is_shared else i] for i in range(6)]
     if name == "in-batch":
         items = [torch.cat([case.targets[:i], case.targets[i + 1 :]]) for i in range(6)]
@@ -221,9 +205,7 @@ def test_groups_hold_every_query_once_and_none_twice_in_a_group() -> None:
 
 @pytest.mark.parametrize("name", ["bpr", *OF_GRU4REC])
 @pytest.mark.parametrize("negatives", ["uniform", "in-batch"])
-def test_a_query_whose_negatives_are_all_its_target_learns_nothing(
-    name: str, negatives: str
-) -> None:
+def test_a_query_whose_negatives_are_all_its_target_learns_nothing(name: str, negatives: str) -> None:
     case = Case(4, 1)  # one item: it is the target and every negative
     settings = settings_of(name, n_negatives=3, negatives=negatives)
     for each in case.gradients(make_loss(settings, np.ones(1, dtype=np.int64))):
@@ -251,9 +233,7 @@ def test_sampled_softmax_nears_the_full_one_as_negatives_grow() -> None:
     full = float(case.plain()[0])
     gaps = []
     for k in (64, 512, 20_000):
-        loss = make_loss(
-            settings_of("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64)
-        )
+        loss = make_loss(settings_of("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64))
         values = [float(case.gradients(loss, seed)[0].detach()) for seed in range(40)]
         gaps.append(full - float(np.mean(values)))
     assert abs(gaps[2]) < 0.01 * full

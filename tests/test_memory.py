@@ -63,17 +63,12 @@ print(1024 * int(status.split("VmHWM:")[1].split()[0]))
         (
             "demo",
             200_000,
-            [
-                *("model.max_len=50", "batch_size=64"),
-                *("loss.name=sampled-softmax", "loss.n_negatives=500"),
-            ],
+            [*("model.max_len=50", "batch_size=64"), *("loss.name=sampled-softmax", "loss.n_negatives=500")],
         ),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured as Linux counts it")
-def test_the_estimate_is_near_what_a_step_really_takes(
-    recipe: str, n_items: int, overrides: list[str]
-) -> None:
+def test_the_estimate_is_near_what_a_step_really_takes(recipe: str, n_items: int, overrides: list[str]) -> None:
     program = [sys.executable, "-c", MEASURE, recipe, str(n_items), *overrides]
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300)
     measured = int(done.stdout)

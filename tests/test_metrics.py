@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert4rec.evaluation.metrics import (
-    METRICS,
-    estimates,
-    interval,
-    metric_names,
-    per_user,
-    resampled_means,
-)
+from bert4rec.evaluation.metrics import METRICS, estimates, interval, metric_names, per_user, resampled_means
 from bert4rec.scoring import UNREACHABLE
 
 RANKS = torch.tensor([1, 2, 3, 10, 11, UNREACHABLE])
@@ -65,10 +58,7 @@ def test_metrics_agree_with_ir_measures() -> None:
         "MRR": RR,
         "MAP@10": AP @ 10,
     }
-    values = {
-        (v.query_id, str(v.measure)): v.value
-        for v in ir_measures.iter_calc(list(theirs.values()), qrels, run)
-    }
+    values = {(v.query_id, str(v.measure)): v.value for v in ir_measures.iter_calc(list(theirs.values()), qrels, run)}
     for ours, measure in theirs.items():
         expected = [values[f"u{u}", str(measure)] for u in range(n_users)]
         assert per_user(torch.from_numpy(ranks), ours).tolist() == pytest.approx(expected), ours
@@ -97,9 +87,7 @@ def test_bootstrap_interval_of_a_share_is_the_binomial_one() -> None:
     assert high[0] == pytest.approx(share + half_width, abs=0.1 * half_width)
 
 
-def test_bootstrap_does_not_depend_on_how_many_resamples_fit_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bootstrap_does_not_depend_on_how_many_resamples_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(1).random((50, 3))
     at_once = resampled_means(values, 20, np.random.default_rng(7))
     monkeypatch.setattr("bert4rec.evaluation.metrics._RESAMPLED_AT_ONCE", 150)
@@ -124,8 +112,4 @@ def test_intervals_hold_the_value_and_are_fixed_by_the_seed() -> None:
 
 def test_no_resamples_give_no_interval() -> None:
     estimate = estimates({"full": RANKS}, ["MRR"], n_resamples=0, seed=0)["full"]["MRR"]
-    assert estimate == {
-        "value": pytest.approx(float(per_user(RANKS, "MRR").mean())),
-        "low": None,
-        "high": None,
-    }
+    assert estimate == {"value": pytest.approx(float(per_user(RANKS, "MRR").mean())), "low": None, "high": None}

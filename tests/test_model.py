@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
-from toys import cycle, quiet, random_histories, randomize, small_config, untrained_recommender
+from toys import cycle, quiet, random_histories, randomize, small_run, untrained_recommender
 
 from bert4rec.data.splits import leave_one_out
 from bert4rec.explanation import attention_weights
@@ -23,9 +23,7 @@ PARTS = ("positions", "feed_forward", "layer_norm", "residual")
 ABLATIONS = [(), *((part,) for part in PARTS), PARTS]
 
 
-def model_without(
-    ablation: tuple[str, ...], layers: int = 2, cls: type[BERT4Rec] = BERT4Rec
-) -> BERT4Rec:
+def model_without(ablation: tuple[str, ...], layers: int = 2, cls: type[BERT4Rec] = BERT4Rec) -> BERT4Rec:
     torch.manual_seed(3)
     settings = BERT4RecSettings(
         dim=DIM,
@@ -63,9 +61,7 @@ def test_alone_equals_in_a_batch() -> None:
     histories = [[1], [4, 5, 6], list(range(9)), [7, 7, 7, 7], []]
     together = scores_of(model, *histories)
     for row, history in enumerate(histories):
-        torch.testing.assert_close(
-            together[row], scores_of(model, history)[0], atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(together[row], scores_of(model, history)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_only_the_last_items_that_fit_are_read_and_all_of_them_count() -> None:
@@ -155,9 +151,7 @@ def plain(model: BERT4Rec, tokens: list[int]) -> Tensor:
         qkv = dense(h, f"{name}.attention.query_key_value")
         size, heads = DIM // HEADS, []
         for head in range(HEADS):
-            q, k, v = (
-                qkv[:, DIM * part + size * head :][:, :size] for part in range(3)
-            )  # each (L, D/H)
+            q, k, v = (qkv[:, DIM * part + size * head :][:, :size] for part in range(3))  # each (L, D/H)
             products = q @ k.T / size**0.5
             if model.is_causal:
                 products = products.masked_fill(hidden, -torch.inf)
@@ -211,9 +205,7 @@ def test_names_of_weights_are_those_of_models_that_were_saved_before() -> None:
         )
         for kind in ("weight", "bias")
     }
-    around = {
-        f"{part}.{kind}" for part in ("norm", "head", "head_norm") for kind in ("weight", "bias")
-    }
+    around = {f"{part}.{kind}" for part in ("norm", "head", "head_norm") for kind in ("weight", "bias")}
     tables = {"items.weight", "positions.weight", "output_bias"}
     assert set(model_without(()).state()) == blocks | around | tables
 
@@ -255,7 +247,7 @@ def test_dropout_falls_on_what_an_ablation_leaves() -> None:
 
 
 def test_a_toy_cycle_is_learned_perfectly(tmp_path: Path) -> None:
-    config = small_config(
+    config = small_run(
         "stages.0.epochs=100",
         "training.validate_every=100",  # at the end: the first perfect validation may come by luck
         "stages.0.learning_rate=2e-3",

@@ -258,9 +258,7 @@ def test_denoising_predicts_every_item_or_some_and_hides_a_share(max_queries: in
     max_len=st.integers(2, 30),
     stride=st.one_of(st.none(), st.floats(0.05, 1.0)),
 )
-def test_windows_fit_cover_and_stay_within_their_user(
-    lengths: list[int], max_len: int, stride: float | None
-) -> None:
+def test_windows_fit_cover_and_stay_within_their_user(lengths: list[int], max_len: int, stride: float | None) -> None:
     spans = spans_of(lengths)
     windows = sliding_windows(spans, max_len, stride)
     assert (windows.lengths >= 1).all()

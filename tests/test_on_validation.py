@@ -19,9 +19,7 @@ NEXT_ITEM = ("stages.0.objective=next_item", "stages.1.objective=next_item")
 BIDIRECTIONAL = (*NEXT_ITEM, "stages.1.bidirectional_prefix=true", "stages.1.window_stride=none")
 
 
-def trained(
-    sequences: Sequences, config: Config, out: Path, *, keep_stages: bool = False
-) -> Outcome:
+def trained(sequences: Sequences, config: Config, out: Path, *, keep_stages: bool = False) -> Outcome:
     options = RunOptions(baselines=False, keep_stages=keep_stages)
     outcome = train_recommender(sequences, config, out, options, console=quiet())
     assert outcome is not None
@@ -33,8 +31,7 @@ def test_all_but_the_test_items_are_read() -> None:
     split = leave_one_out(sequences).training_on_validation()
     histories = [sequences[user].tolist() for user in range(sequences.n_users)]
     wanted = {  # of a user with one or two actions none is held out
-        user: history[:-1] if len(history) >= 3 else history
-        for user, history in enumerate(histories)
+        user: history[:-1] if len(history) >= 3 else history for user, history in enumerate(histories)
     }
     items = [split.train[row].tolist() for row in range(len(split.train))]
     assert dict(zip(split.train.users.tolist(), items, strict=True)) == wanted

@@ -66,9 +66,7 @@ any_id = st.one_of(
     items=st.lists(any_id, min_size=2, max_size=6, unique=True),
     data=st.data(),
 )
-def test_any_valid_table_survives_a_round_trip(
-    users: list[str], items: list[str], data: st.DataObject
-) -> None:
+def test_any_valid_table_survives_a_round_trip(users: list[str], items: list[str], data: st.DataObject) -> None:
     times = st.integers(min_value=-(10**10), max_value=10**10) | st.integers(0, 3)
     row = st.tuples(st.sampled_from(users), st.sampled_from(items), times)
     rows: list[Row] = data.draw(st.lists(row, min_size=3, max_size=30))
@@ -99,9 +97,7 @@ def test_ids_are_exact(tmp_path: Path) -> None:
     ids += [" ", '"', '""', "'", "\\N", "#", "a,b", "é", "e\u0301", "\ufeffa", "本", "a\0b"]
     path = tmp_path / "t.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(
-            [("user", "item"), *((id_, item) for id_ in ids for item in ids)]
-        )
+        csv.writer(file).writerows([("user", "item"), *((id_, item) for id_ in ids for item in ids)])
     for source in (path, [(id_, item) for id_ in ids for item in ids]):
         sequences = prepare(Interactions.read(source), out=tmp_path / "out")
         assert decoded(sequences) == dict.fromkeys(ids, ids)
@@ -124,9 +120,7 @@ def test_ties_keep_file_order_when_rows_are_many_and_threads_several(tmp_path: P
 def test_directory_is_as_described(tmp_path: Path) -> None:
     sequences = prepared([("b", "y", 2), ("b", "x", 1), ("a", "y", 3)], tmp_path)
     found = {path.name for path in (tmp_path / "prepared").iterdir()}
-    assert found == {
-        *("meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet")
-    }
+    assert found == {*("meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet")}
     meta = json.loads((tmp_path / "prepared" / "meta.json").read_text())
     assert (meta["n_users"], meta["n_items"], meta["n_interactions"]) == (2, 2, 3)
     tokens, offsets = sequences.tokens, sequences.offsets
@@ -154,11 +148,7 @@ ACTIONS = [
         ({}, {"u": "abac", "v": "ab", "w": "a"}, []),
         ({"min_rating": 4.5}, {"u": "aa", "v": "ab", "w": "a"}, [("min_rating=4.5", 2, 0, 1)]),
         ({"drop_repeats": True}, {"u": "abc", "v": "ab", "w": "a"}, [("drop_repeats", 1, 0, 0)]),
-        (
-            {"min_item_actions": 2},
-            {"u": "aba", "v": "ab", "w": "a"},
-            [("min_item_actions=2", 1, 0, 1)],
-        ),
+        ({"min_item_actions": 2}, {"u": "aba", "v": "ab", "w": "a"}, [("min_item_actions=2", 1, 0, 1)]),
         ({"min_user_actions": 2}, {"u": "abac", "v": "ab"}, [("min_user_actions=2", 1, 1, 0)]),
         ({"k_core": 2}, {"u": "aba", "v": "ab"}, [("k_core=2", 2, 1, 1)]),
         (
@@ -168,9 +158,7 @@ ACTIONS = [
         ),
     ],
 )
-def test_filters(
-    filters: dict[str, Any], expected: dict[str, str], dropped: list[Any], tmp_path: Path
-) -> None:
+def test_filters(filters: dict[str, Any], expected: dict[str, str], dropped: list[Any], tmp_path: Path) -> None:
     sequences = prepared(ACTIONS, tmp_path, **filters)
     assert decoded(sequences) == {user: list(items) for user, items in expected.items()}
     assert [tuple(step.values()) for step in sequences.meta["dropped"]] == dropped
@@ -186,13 +174,9 @@ def test_k_core_repeats_until_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_too_little_left_says_which_filter_removed_what(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"items 1, .*min_item_actions=3 dropped 3 rows, 0 users, 2"
-    ):
+    with pytest.raises(ValueError, match=r"items 1, .*min_item_actions=3 dropped 3 rows, 0 users, 2"):
         prepared(ACTIONS, tmp_path, min_item_actions=3)
-    with pytest.raises(
-        ValueError, match=r"items 0, .*rows 0 of 7.*k_core=9 dropped 7 rows, 3 users"
-    ):
+    with pytest.raises(ValueError, match=r"items 0, .*rows 0 of 7.*k_core=9 dropped 7 rows, 3 users"):
         prepared(ACTIONS, tmp_path, k_core=9)
     assert list(tmp_path.iterdir()) == []
 
@@ -247,10 +231,7 @@ def test_duckdb_fetches_no_code() -> None:
         settings = connection.execute(
             "SELECT name, value FROM duckdb_settings() WHERE name LIKE 'auto%known_extensions'"
         ).fetchall()
-    assert dict(settings) == {
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-    }
+    assert dict(settings) == {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -307,9 +288,7 @@ def test_same_content_is_reused_and_any_change_is_not(tmp_path: Path) -> None:
     assert changed.fingerprint != first.fingerprint
 
 
-def test_cache_folder_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT4REC_CACHE", str(tmp_path / "c"))
     prepare(Interactions.read(ACTIONS))
     assert len(list((tmp_path / "c" / "prepared").iterdir())) == 1
@@ -340,8 +319,7 @@ def test_ml_1m_ratings_give_the_sequences_of_the_papers(shared_data: Path, tmp_p
     with gzip.open(folder / "items.tsv.gz", "rt", encoding="utf-8") as file:
         paper_id = {row["movie"]: row["item"] for row in csv.DictReader(file, delimiter="\t")}
     ours = [
-        tuple(paper_id[sequences.vocabulary.ids[token]] for token in sequences[row])
-        for row in range(sequences.n_users)
+        tuple(paper_id[sequences.vocabulary.ids[token]] for token in sequences[row]) for row in range(sequences.n_users)
     ]
     theirs: dict[str, list[str]] = {}
     with gzip.open(folder / "ml-1m.txt.gz", "rt") as file:

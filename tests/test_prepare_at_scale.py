@@ -46,9 +46,7 @@ def as_text(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def dated(columns: dict[str, Any]) -> dict[str, Any]:
-    return columns | {
-        "timestamp": columns["timestamp"].astype("datetime64[s]").astype("datetime64[us]")
-    }
+    return columns | {"timestamp": columns["timestamp"].astype("datetime64[s]").astype("datetime64[us]")}
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -105,9 +103,7 @@ def test_parquet_files_give_the_sequences_of_one_text(kind: str, tmp_path: Path)
         ("dates", {}),
     ],
 )
-def test_many_workers_write_the_same_bytes(
-    kind: str, filters: dict[str, Any], tmp_path: Path
-) -> None:
+def test_many_workers_write_the_same_bytes(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
     interactions = Interactions.read(write_files(tmp_path / "files", KINDS[kind](rows())))
     prepare(interactions, Filters(**filters), out=tmp_path / "one")
     prepare(interactions, Filters(**filters), out=tmp_path / "many", engine=IN_PROCESS)
@@ -215,20 +211,14 @@ def test_a_split_is_the_same_in_blocks(split: str, monkeypatch: pytest.MonkeyPat
 def test_nothing_remote_is_read_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"s3://bucket/\*\.parquet is not on this.*--allow-remote"):
         Interactions.read("s3://bucket/*.parquet")
-    with pytest.raises(
-        ValueError, match=r"ftp://host/a\.parquet: addresses that can be read begin"
-    ):
+    with pytest.raises(ValueError, match=r"ftp://host/a\.parquet: addresses that can be read begin"):
         Interactions.read("ftp://host/a.parquet", Reading(allow_remote=True))
     (tmp_path / "t.csv").write_text("user,item\n1,2\n")
     with pytest.raises(ValueError, match="table of items must be on this machine"):
-        Interactions.read(
-            tmp_path / "t.csv", Reading(items="s3://bucket/items.csv", allow_remote=True)
-        )
+        Interactions.read(tmp_path / "t.csv", Reading(items="s3://bucket/items.csv", allow_remote=True))
 
 
-def test_a_missing_extension_is_not_fetched_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extension_is_not_fetched_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where DuckDB keeps its extensions
     monkeypatch.setenv("BERT4REC_ALLOW_REMOTE", "1")
     with pytest.raises(ValueError, match=r"no httpfs extension .*data install-httpfs"):

@@ -18,13 +18,7 @@ from bert4rec.durable import sha256
 from bert4rec.pipeline import RunOptions, check_training, train_recommender
 from bert4rec.run_checks import is_relaunched
 from bert4rec.training.batches import UserShards, check_shards, shards_of, share_of_batch
-from bert4rec.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    TrainingTensors,
-    load_checkpoint,
-    save_checkpoint,
-)
+from bert4rec.training.checkpoint import Checkpoint, Progress, TrainingTensors, load_checkpoint, save_checkpoint
 
 # Without dropout nothing differs between one process and two but the order of sums.
 SETTINGS = ("dropout=0", "stages.0.epochs=2", "stages.1.epochs=1", "validate_every=1", "workers=1")
@@ -59,9 +53,7 @@ with joined() as group:
 """
 
 
-def start(
-    out: Path, *overrides: str, launch: tuple[str, ...], dies_at: int = 0
-) -> subprocess.Popen[str]:
+def start(out: Path, *overrides: str, launch: tuple[str, ...], dies_at: int = 0) -> subprocess.Popen[str]:
     program = out.with_suffix(".py")
     program.write_text(PROGRAM, encoding="utf-8")
     words = [str(program), str(out), str(dies_at), *SETTINGS, *overrides]
@@ -102,9 +94,7 @@ def test_two_processes_have_the_curve_of_one(two_processes: Path, tmp_path: Path
     sequences, options = random_histories(0, n_users=80), RunOptions(baselines=False)
     train_recommender(sequences, config, tmp_path / "one", options, console=quiet())
     one, two = curve(tmp_path / "one"), curve(two_processes)
-    assert [(e["stage"], e["epoch"], e["step"]) for e in one] == [
-        (e["stage"], e["epoch"], e["step"]) for e in two
-    ]
+    assert [(e["stage"], e["epoch"], e["step"]) for e in one] == [(e["stage"], e["epoch"], e["step"]) for e in two]
     assert len(one) == 3
     for a, b in zip(one, two, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=TOLERANCE)
@@ -113,9 +103,7 @@ def test_two_processes_have_the_curve_of_one(two_processes: Path, tmp_path: Path
     assert about["training"]["processes"] == about["training"]["shards"] == 2
 
 
-def test_a_killed_process_is_restarted_and_the_end_is_bit_identical(
-    two_processes: Path, tmp_path: Path
-) -> None:
+def test_a_killed_process_is_restarted_and_the_end_is_bit_identical(two_processes: Path, tmp_path: Path) -> None:
     """kill -9 in mid-epoch: torchrun restarts both, and they resume from the checkpoint."""
     launch = (*TWO, "--max-restarts", "1")
     said = finished(start(tmp_path / "killed", launch=launch, dies_at=7))
@@ -160,9 +148,7 @@ def test_settings_that_do_not_go_with_the_processes_are_refused(
 
 
 @pytest.mark.parametrize("name", ["", "a-launch"])
-def test_a_restart_never_replaces_a_finished_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_never_replaces_a_finished_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies before it has looked at the directory is restarted by torchrun."""
     config = small_config("stages.0.epochs=1", "stages.1.epochs=0")
     sequences, options = random_histories(0), RunOptions(baselines=False)
@@ -175,9 +161,7 @@ def test_a_restart_never_replaces_a_finished_model(
     assert sha256(tmp_path / "run" / "model.safetensors") == before
 
 
-def test_a_launch_resumes_its_own_checkpoints_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_resumes_its_own_checkpoints_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, other = small_config(), small_config("training.seed=1")
     identity = {"config": config.model_dump(mode="json")}
     save_checkpoint(tmp_path, Checkpoint(Progress(), TrainingTensors({}, {}, {}), identity, "ours"))

@@ -64,9 +64,7 @@ def test_sampled_rank_counts_ties_against_and_ignores_missing_negatives() -> Non
 
 def test_constant_scores_earn_nothing() -> None:
     held_out = random_users(30, 200)
-    found = evaluate(
-        Fixed(torch.zeros(30, 200)), held_out, train_counts=np.ones(200, np.int64), bootstrap=0
-    )
+    found = evaluate(Fixed(torch.zeros(30, 200)), held_out, train_counts=np.ones(200, np.int64), bootstrap=0)
     for protocol in ("full", "popularity", "uniform"):
         assert found.value("HR@20", protocol) == 0
     assert (found.ranks["full"] == 200 - held_out.histories.lengths).all()
@@ -97,9 +95,7 @@ def test_batches_hold_every_held_out_user_once_padded_at_the_end() -> None:
 
     model = Noted(torch.rand(23, 40))
     with WorkerThreads(1) as workers:
-        found = list(
-            map_held_out(rows_of, model, held_out, workers, exclude_seen=True, batch_size=5)
-        )
+        found = list(map_held_out(rows_of, model, held_out, workers, exclude_seen=True, batch_size=5))
     assert sorted(row for rows in found for row in rows) == list(range(23))
     assert max(map(len, found)) == 5
     for rows, (users, padded) in zip(found, read, strict=True):
@@ -159,9 +155,7 @@ def test_negatives_are_never_own_items_nor_repeated_and_depend_on_the_seed_only(
     assert (negatives[some] == draw_negatives(fewer, counts, 100, seed=5)).all()
 
 
-def test_negatives_do_not_depend_on_how_many_rows_fit_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_negatives_do_not_depend_on_how_many_rows_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     held_out = random_users(90, 60)
     counts = (300 / np.arange(1, 61)).astype(np.int64)
     at_once = draw_negatives(held_out, counts, 30, seed=0)
@@ -172,17 +166,12 @@ def test_negatives_do_not_depend_on_how_many_rows_fit_in_memory(
 def test_too_few_eligible_items_are_all_taken() -> None:
     held_out = held_out_of([[0, 1], [2]], [2, 0])
     negatives = draw_negatives(held_out, np.array([5, 5, 5, 0, 1, 1000]), 100, seed=0)
-    assert [sorted(i for i in row if i != NO_ITEM) for row in negatives.tolist()] == [
-        [4, 5],
-        [1, 4, 5],
-    ]
+    assert [sorted(i for i in row if i != NO_ITEM) for row in negatives.tolist()] == [[4, 5], [1, 4, 5]]
     assert (negatives[0, 2:] == NO_ITEM).all()
 
 
 @pytest.mark.parametrize("tries", [0, 1, 3])  # the race alone, mostly the race, as shipped
-def test_the_draw_is_sequential_sampling_without_replacement(
-    tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draw_is_sequential_sampling_without_replacement(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ordered pairs have exactly p_i * p_j / (1 - p_i), with the user's own item taken out."""
     monkeypatch.setattr("bert4rec.evaluation.protocols._TRIES_PER_NEGATIVE", tries)
     n_users, weights = 40_000, np.array([6, 3, 2, 1, 8])
@@ -264,10 +253,7 @@ def test_an_evaluation_survives_saving(tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert steps == [(10, 25), (20, 25), (25, 25)]
     found.save(tmp_path / "run", user_ids=[f"ü{i}" for i in range(25)], item_ids=range(500, 650))
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "metrics.json",
-        "per_user.parquet",
-    ]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["metrics.json", "per_user.parquet"]
     loaded = Evaluation.load(tmp_path / "run")
     assert loaded.metrics == found.metrics
     assert loaded.extras == found.extras

@@ -30,8 +30,7 @@ SMALL: dict[str, dict[str, bytes]] = {
     },
     "ml-1m": {
         "ml-1m/ratings.dat": b"7::2::3::978300760\n7::1::5::978300750\n8::1::1::978300000\n",
-        "ml-1m/movies.dat": "1::Café Noir (1990)::Action|Western\n"
-        "2::Plain, and Simple (1991)::\n".encode("latin-1"),
+        "ml-1m/movies.dat": "1::Café Noir (1990)::Action|Western\n2::Plain, and Simple (1991)::\n".encode("latin-1"),
         "ml-1m/README": b"terms",
     },
     "ml-20m": {
@@ -110,8 +109,7 @@ def test_set_without_a_checksum_is_remembered_on_first_use(
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
-    [(LINES + b"9 9\n", "bytes instead of"), (b"<html></html", "begins with")],
+    ("body", "complaint"), [(LINES + b"9 9\n", "bytes instead of"), (b"<html></html", "begins with")]
 )
 def test_set_without_a_checksum_has_its_size_and_format_checked(
     site: Site, publish: Callable[[str], bytes], tmp_path: Path, body: bytes, complaint: str
@@ -144,9 +142,7 @@ def test_without_internet_the_error_says_where_the_file_goes_and_it_is_picked_up
     assert place.exists()
 
 
-def test_missing_page_is_reported_with_its_address(
-    site: Site, publish: Callable[[str], bytes], tmp_path: Path
-) -> None:
+def test_missing_page_is_reported_with_its_address(site: Site, publish: Callable[[str], bytes], tmp_path: Path) -> None:
     publish("beauty")
     site.files.clear()
     with pytest.raises(ValueError, match=r"(?s)beauty\.txt: Not Found.*by other means"):

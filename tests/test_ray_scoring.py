@@ -56,9 +56,7 @@ def test_an_address_where_no_cluster_answers_is_told_soon() -> None:
     assert time.monotonic() - begun < 15
 
 
-def test_the_rows_are_those_of_local_scoring_also_when_a_worker_is_killed(
-    saved: Saved, tmp_path: Path
-) -> None:
+def test_the_rows_are_those_of_local_scoring_also_when_a_worker_is_killed(saved: Saved, tmp_path: Path) -> None:
     address = ray_address()
     recommend_in_parts(saved.model, saved.sequences, tmp_path / "local", n_parts=N_PARTS)
     out = tmp_path / "ray"
@@ -109,10 +107,7 @@ def children_of(pid: int) -> list[int]:
 def test_more_workers_than_the_cluster_has_are_refused(saved: Saved, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 2 CPUs, and 3 workers were requested"):
         recommend_in_parts(
-            saved.model,
-            saved.sequences,
-            tmp_path / "recs",
-            workers=WorkerOptions(3, "ray", ray_address()),
+            saved.model, saved.sequences, tmp_path / "recs", workers=WorkerOptions(3, "ray", ray_address())
         )
 
 

@@ -21,9 +21,7 @@ from bert4rec.scoring import score_rows
 N_ITEMS = 30
 RECOMMENDER = untrained_recommender(N_ITEMS)
 KNOWN = st.sampled_from([f"item-{i}" for i in range(N_ITEMS)])
-ANYTHING = st.one_of(
-    KNOWN, st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.just("[MASK]")
-)
+ANYTHING = st.one_of(KNOWN, st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.just("[MASK]"))
 
 
 @settings(deadline=None)
@@ -35,11 +33,7 @@ ANYTHING = st.one_of(
     block=st.one_of(st.none(), st.lists(ANYTHING, max_size=20)),
 )
 def test_any_history_gives_exactly_what_is_available(
-    history: list[object],
-    k: int,
-    exclude_seen: bool,
-    allow: list[object] | None,
-    block: list[object] | None,
+    history: list[object], k: int, exclude_seen: bool, allow: list[object] | None, block: list[object] | None
 ) -> None:
     found = RECOMMENDER.recommend(history, k, exclude_seen, allow, block)
     names = {f"item-{i}" for i in range(N_ITEMS)}
@@ -135,9 +129,7 @@ def test_influence_is_the_change_in_log_probability_without_the_item() -> None:
         found = RECOMMENDER.recommend(items, k=N_ITEMS, exclude_seen=False)
         return math.log(next(each.probability for each in found if each.item == "item-9"))
 
-    expected = log_probability(["item-1", "item-2", "item-3"]) - log_probability(
-        ["item-1", "item-3"]
-    )
+    expected = log_probability(["item-1", "item-2", "item-3"]) - log_probability(["item-1", "item-3"])
     assert explanation.influences[1].influence == pytest.approx(expected, abs=1e-3)
     assert explanation.attention is not None
     assert explanation.attention.shape == (2, 2, 4, 4)
@@ -168,10 +160,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "items.parquet", "config.json", "about.json", "manifest.json"],
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "items.parquet", "config.json", "about.json", "manifest.json"])
 def test_truncated_and_flipped_files_are_refused_by_name(saved: Path, name: str) -> None:
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: len(content) // 2])
@@ -229,9 +218,7 @@ def test_arrays_and_answers_are_the_same_in_order_and_for_empty_histories() -> N
     for history, answer in zip(histories, answers, strict=True):
         alone = RECOMMENDER.recommend(history, k=4)
         assert [each.item for each in alone] == [each.item for each in answer]
-        assert [each.probability for each in alone] == pytest.approx(
-            [each.probability for each in answer], rel=1e-4
-        )
+        assert [each.probability for each in alone] == pytest.approx([each.probability for each in answer], rel=1e-4)
 
 
 def test_requests_of_all_kinds_share_a_batch() -> None:

@@ -46,8 +46,7 @@ def plus(*vectors: list[float]) -> list[float]:
 def gru_states(gru: nn.GRU, inputs: list[list[float]], layer: int = 0) -> list[list[float]]:
     """Number by number: gates r, z, the candidate n, and the next state between old and n."""
     w, u, b, c = (
-        getattr(gru, f"{name}_l{layer}").detach()
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        getattr(gru, f"{name}_l{layer}").detach() for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
     n = gru.hidden_size
     h, states = [0.0] * n, []
@@ -150,20 +149,13 @@ def learned(sequences: Sequences, out: Path, *overrides: str) -> float:
         "evaluation.exclude_seen=false",  # the next item of a cycle has been seen before
         *overrides,
     )
-    outcome = train_recommender(
-        sequences, config, out, RunOptions(baselines=False), console=quiet()
-    )
+    outcome = train_recommender(sequences, config, out, RunOptions(baselines=False), console=quiet())
     assert outcome is not None
     return outcome.evaluation.value("HR@1")
 
 
-@pytest.mark.parametrize(
-    ("loss", "negatives"),
-    [("bpr", "in-batch"), ("top1-max", "popularity")],
-)
-def test_a_toy_cycle_is_learned_by_the_losses_of_gru4rec(
-    loss: str, negatives: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("loss", "negatives"), [("bpr", "in-batch"), ("top1-max", "popularity")])
+def test_a_toy_cycle_is_learned_by_the_losses_of_gru4rec(loss: str, negatives: str, tmp_path: Path) -> None:
     settings = [f"loss.name={loss}", f"loss.negatives={negatives}", "loss.n_negatives=20"]
     assert learned(cycle(), tmp_path / "model", *settings) > 0.95
 

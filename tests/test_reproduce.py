@@ -144,9 +144,7 @@ def test_a_figure_passes_within_its_tolerance(ours: float | None, verdict: str) 
         (None, "not run"),
     ],
 )
-def test_an_order_passes_with_its_whole_interval(
-    difference: MeanEstimate | None, verdict: str
-) -> None:
+def test_an_order_passes_with_its_whole_interval(difference: MeanEstimate | None, verdict: str) -> None:
     assert judge_order(difference) == verdict
 
 
@@ -284,9 +282,7 @@ def test_what_is_written_and_printed(custom: tuple[Reproduction, Path]) -> None:
     assert str(out) not in text + json.dumps(content)  # nothing about the machine's folders
 
 
-def test_missing_seeds_are_named_and_text_is_no_markup(
-    custom: tuple[Reproduction, Path], tmp_path: Path
-) -> None:
+def test_missing_seeds_are_named_and_text_is_no_markup(custom: tuple[Reproduction, Path], tmp_path: Path) -> None:
     reproduction, done = custom
     shutil.copytree(done, tmp_path / "out")
     lab = tmp_path / "out" / "lab"
@@ -309,9 +305,7 @@ def test_missing_seeds_are_named_and_text_is_no_markup(
     assert "a\\|b\\_c\\_" in text
 
 
-def test_contenders_share_the_evaluation_and_the_command_owns_seeds_and_time(
-    tmp_path: Path,
-) -> None:
+def test_contenders_share_the_evaluation_and_the_command_owns_seeds_and_time(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(CUSTOM.replace("model.dim=16", "evaluation.exclude_seen=false"))
     with pytest.raises(ValueError, match=r"never-run has settings of its own .*'evaluation'"):
@@ -339,9 +333,7 @@ def test_options_that_would_do_nothing_are_refused_and_strict_counts_for_figure_
     assert CliRunner().invoke(app, [*drawn, "--strict"]).exit_code == 2
 
 
-def test_done_runs_are_kept_when_the_command_is_given_again(
-    custom: tuple[Reproduction, Path],
-) -> None:
+def test_done_runs_are_kept_when_the_command_is_given_again(custom: tuple[Reproduction, Path]) -> None:
     reproduction, out = custom
     cost = out / "lab" / "runs" / "tiny" / "seed-0" / "cost.json"
     before = cost.stat().st_mtime_ns
@@ -401,9 +393,7 @@ def test_without_a_name_all_are_listed() -> None:
 
 
 def paper(max_len: int) -> BERT4RecSettings:
-    return BERT4RecSettings(
-        dim=16, heads=2, layers=2, max_len=max_len, initialization="paper", head_gain=1.0
-    )
+    return BERT4RecSettings(dim=16, heads=2, layers=2, max_len=max_len, initialization="paper", head_gain=1.0)
 
 
 def test_attention_of_random_weights_is_about_uniform() -> None:
@@ -432,10 +422,7 @@ def test_attention_maps_are_means_over_histories_aligned_at_the_mask() -> None:
     histories = leave_one_out(sequences).test.histories
     maps = average_attention(model, histories, 4)
     rows = [row for row in range(len(histories)) if histories.lengths[row] >= 3]
-    cuts = [
-        attention_weights(model, torch.tensor([histories[row].tolist()[-11:]]))[:, 0, :, -4:, -4:]
-        for row in rows
-    ]
+    cuts = [attention_weights(model, torch.tensor([histories[row].tolist()[-11:]]))[:, 0, :, -4:, -4:] for row in rows]
     np.testing.assert_allclose(maps.weights, torch.stack(cuts).mean(0).numpy(), atol=1e-6)
     assert average_attention(model, histories, 4, n_users=3).n_users == 3
     with pytest.raises(ValueError, match="max_len = 12"):

@@ -72,9 +72,7 @@ def test_a_large_request_is_computed_in_parts_with_others_in_between() -> None:
     doubler = Doubler()
     queue = make_queue(doubler, max_waiting=20)
     large, small, other = list(range(10)), [20, 21, 22], [30]
-    assert submit(queue, large, small, other) == [
-        [2 * n for n in each] for each in (large, small, other)
-    ]
+    assert submit(queue, large, small, other) == [[2 * n for n in each] for each in (large, small, other)]
     assert doubler.batches == [[0, 1, 2, 3], [20, 21, 22, 30], [4, 5, 6, 7], [8, 9]]
     assert queue.n_waiting == 0
 

@@ -237,9 +237,7 @@ except Interrupted:
 KILLED = -signal.SIGKILL
 
 
-def start(
-    out: Path, mode: str = "none", number: int = 0, *, resume: bool = False, kind: str = "SIGKILL"
-) -> int:
+def start(out: Path, mode: str = "none", number: int = 0, *, resume: bool = False, kind: str = "SIGKILL") -> int:
     arguments = [str(out), mode, str(number), kind, "resume" if resume else "fresh"]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
@@ -304,9 +302,7 @@ def test_killed_in_the_first_save_there_is_nothing_to_resume_and_a_fresh_start_w
 
 
 @pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
-def test_interrupted_it_finishes_the_step_and_saves(
-    uninterrupted: Path, tmp_path: Path, kind: str
-) -> None:
+def test_interrupted_it_finishes_the_step_and_saves(uninterrupted: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "model"
     assert start(out, "step", 9, kind=kind) == 130
     assert start(out, resume=True) == 0

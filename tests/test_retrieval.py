@@ -26,15 +26,7 @@ from bert4rec.models.quantized_embedding import int8_embedding
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.index_builder import build_index, encode_sample
 from bert4rec.retrieval.item_index import note_missing_faiss
-from bert4rec.scoring import (
-    Request,
-    answer_requests,
-    item_products,
-    log_probabilities,
-    score_blocks,
-    score_rows,
-    top_k,
-)
+from bert4rec.scoring import Request, answer_requests, item_products, log_probabilities, score_blocks, score_rows, top_k
 from bert4rec.serving.model_registry import load_model
 from bert4rec.training.setup import build_model
 
@@ -103,25 +95,17 @@ def test_blocks_find_what_whole_rows_find(n_rows: int, monkeypatch: pytest.Monke
         places = torch.randint(0, scores.numel(), (30,), generator=generator)
         excluded = torch.rand(n_items, generator=generator) < 0.2
         allowed = {n_rows - 1: torch.randperm(n_items, generator=generator)[:20]}
-        best = top_k(
-            score_blocks(output, h, k),
-            ItemMask(n_items, places, ExcludedItems(excluded), allowed),
-            k,
-        )
+        best = top_k(score_blocks(output, h, k), ItemMask(n_items, places, ExcludedItems(excluded), allowed), k)
         may = torch.ones_like(scores, dtype=torch.bool)
         may.view(-1)[places] = False
         may[:, excluded] = False
         may[n_rows - 1] &= torch.isin(torch.arange(n_items), allowed[n_rows - 1])
         wanted = scores.masked_fill(~may, -torch.inf).topk(k)
-        assert torch.equal(
-            best.items[wanted.values > -torch.inf], wanted.indices[wanted.values > -torch.inf]
-        )
+        assert torch.equal(best.items[wanted.values > -torch.inf], wanted.indices[wanted.values > -torch.inf])
         torch.testing.assert_close(best.scores, wanted.values)
         torch.testing.assert_close(best.log_total[:, 0], scores.logsumexp(1))
         some = torch.tensor([63, 0, 31, 31])
-        torch.testing.assert_close(
-            log_probabilities(score_blocks(output, h), some), scores.log_softmax(1)[:, some]
-        )
+        torch.testing.assert_close(log_probabilities(score_blocks(output, h), some), scores.log_softmax(1)[:, some])
 
 
 def test_a_search_in_blocks_holds_no_row_of_all_scores() -> None:
@@ -136,9 +120,7 @@ def test_a_search_in_blocks_holds_no_row_of_all_scores() -> None:
 def test_quantized_embeddings_are_searched_in_blocks_and_by_an_index() -> None:
     plain = item_products(EXACT.model)
     assert isinstance(plain, DotProduct)
-    output = QuantizedDotProduct(
-        int8_embedding(plain.weight.detach(), N_ITEMS), plain.bias.detach()
-    )
+    output = QuantizedDotProduct(int8_embedding(plain.weight.detach(), N_ITEMS), plain.bias.detach())
     sample = encode_sample(EXACT.model, histories_of(100))
     wanted = output.block_scores(sample.h, 0, N_ITEMS)
     wanted.view(-1)[sample.mask.hidden] = -torch.inf
@@ -259,10 +241,7 @@ def test_blocking_each_rows_best_costs_no_recall() -> None:
     histories = histories_of(60, seed=5)
     rows = [histories[i].tolist() for i in range(60)]
     whole = answer_requests(EXACT.model, EXACT.model, [Request(row, 100) for row in rows])
-    requests = [
-        Request(row, 10, blocked=best.items[0].tolist())
-        for row, best in zip(rows, whole, strict=True)
-    ]
+    requests = [Request(row, 10, blocked=best.items[0].tolist()) for row, best in zip(rows, whole, strict=True)]
     found, wanted = (
         [each.items[0].tolist() for each in answer_requests(r.model, r.model, requests, r.index)]
         for r in (INDEXED, EXACT)
@@ -275,9 +254,7 @@ def test_items_that_nobody_would_have_been_given_cost_nothing() -> None:
     history = list(range(1, 400, 40))
     [whole] = answer_requests(EXACT.model, EXACT.model, [Request(history, N_ITEMS, False)])
     blocked = whole.items[0][-2_000:].tolist()
-    [found] = answer_requests(
-        INDEXED.model, INDEXED.model, [Request(history, 10, blocked=blocked)], INDEXED.index
-    )
+    [found] = answer_requests(INDEXED.model, INDEXED.model, [Request(history, 10, blocked=blocked)], INDEXED.index)
     assert np.isnan(found.probabilities).all()  # by the index
 
 
@@ -285,23 +262,17 @@ def test_items_that_nobody_would_have_been_given_cost_nothing() -> None:
 def test_blocking_the_best_for_everybody_costs_no_recall(n_blocked: int) -> None:
     """And a few are no reason to leave the index aside."""
     histories = histories_of(120, seed=9)
-    best = next(EXACT.top_k(histories, 100, exclude_seen=False)).items[
-        :, : max(10, n_blocked // 10)
-    ]
+    best = next(EXACT.top_k(histories, 100, exclude_seen=False)).items[:, : max(10, n_blocked // 10)]
     often = np.bincount(best.ravel(), minlength=N_ITEMS).argsort()[::-1][:n_blocked]
     excluded = torch.zeros(N_ITEMS, dtype=torch.bool)
     excluded[often.copy()] = True
-    [found], [wanted] = (
-        r.top_k(histories, exclude_seen=False, excluded=excluded) for r in (INDEXED, EXACT)
-    )
+    [found], [wanted] = (r.top_k(histories, exclude_seen=False, excluded=excluded) for r in (INDEXED, EXACT))
     assert n_blocked > 10 or np.isnan(found.probabilities).mean() > 0.9
     assert not excluded[found.items].any()
     assert recall_of(found.items.tolist(), wanted.items.tolist()) > 0.9
 
 
-def test_one_who_blocks_many_does_not_make_the_others_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_who_blocks_many_does_not_make_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert INDEXED.index is not None
     candidates, fetched = INDEXED.index.candidates, []
 
@@ -415,9 +386,7 @@ def test_impossible_facts_of_an_index_are_refused(saved: Path, wrong: tuple[str,
         Recommender.load(saved)
 
 
-def test_files_that_vanish_while_they_are_read_are_no_crash(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_vanish_while_they_are_read_are_no_crash(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`bert4rec index` in another process takes the old index away at just this moment."""
 
     def verify_and_lose(directory: Path) -> None:
@@ -504,7 +473,7 @@ def test_the_verb_builds_measures_and_takes_away(tmp_path: Path) -> None:
     add_to(app)
 
     def bert4rec_index(*options: str) -> str:
-        done = CliRunner().invoke(app, [str(tmp_path / "model"), *options])
+        done = CliRunner().invoke(app, ["index", str(tmp_path / "model"), *options])
         assert done.exit_code == 0, done.output
         return " ".join(done.output.split())
 

@@ -23,12 +23,7 @@ Vector = list[float]
 def random_model(heads: int = 2, dropout: float = 0.0, attention_dropout: float = 0.0) -> SASRec:
     torch.manual_seed(3)
     settings = SASRecSettings(
-        dim=DIM,
-        heads=heads,
-        layers=2,
-        max_len=MAX_LEN,
-        dropout=dropout,
-        attention_dropout=attention_dropout,
+        dim=DIM, heads=heads, layers=2, max_len=MAX_LEN, dropout=dropout, attention_dropout=attention_dropout
     )
     return randomize(SASRec(N_ITEMS, settings), 0.7)
 
@@ -123,9 +118,7 @@ def test_the_vectors_are_those_of_the_equations(heads: int) -> None:
     masks = Masks(model, len(HISTORY), is_training=False)
     assert set(masks.attention[0][0][0]) == {1.0}
     expected = torch.tensor(plain_vectors(model, HISTORY, masks))
-    torch.testing.assert_close(
-        vectors_at(model, HISTORY, [0, 1, 2, 3, 4]), expected, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(vectors_at(model, HISTORY, [0, 1, 2, 3, 4]), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -138,9 +131,7 @@ def test_dropout_acts_on_embeddings_probabilities_and_both_layers_of_the_net(
     dropped = [0.0 in row for head in masks.attention[0] for row in head]
     assert any(dropped) == (attention_dropout > 0)
     expected = torch.tensor(plain_vectors(model, HISTORY, masks))
-    torch.testing.assert_close(
-        vectors_at(model, HISTORY, [0, 1, 2, 3, 4]), expected, rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(vectors_at(model, HISTORY, [0, 1, 2, 3, 4]), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -173,9 +164,7 @@ def test_a_query_everywhere_is_every_prefix_scored_and_a_score_is_a_product_with
     h = vectors_at(model, HISTORY, [0, 1, 2, 3, 4])
     for n in range(1, len(HISTORY) + 1):
         scores = score_rows(model, UNKNOWN, torch.tensor([HISTORY[:n]]))[0]
-        expected = [
-            dot(h[n - 1].tolist(), model.items.weight[item].tolist()) for item in range(N_ITEMS)
-        ]
+        expected = [dot(h[n - 1].tolist(), model.items.weight[item].tolist()) for item in range(N_ITEMS)]
         assert scores.tolist() == pytest.approx(expected, abs=1e-4)
 
 
@@ -198,9 +187,7 @@ def test_the_loss_of_the_recipe_is_the_papers_with_one_drawn_negative() -> None:
         tokens = torch.tensor([HISTORY] * 8)
         h = model.encode_queries(tokens, torch.arange(tokens.numel()), UNKNOWN.expand(8))
     targets = torch.arange(len(h)) % N_ITEMS
-    value, gradient = loss(
-        h, model.output(), targets, scale=0.5, generator=torch.Generator().manual_seed(4)
-    )
+    value, gradient = loss(h, model.output(), targets, scale=0.5, generator=torch.Generator().manual_seed(4))
     drawn = loss.negatives.draw((len(h), 1), torch.Generator().manual_seed(4))[:, 0].tolist()
     assert set(drawn) == set(range(N_ITEMS))
     expected, expected_gradient, n_same = 0.0, [], 0

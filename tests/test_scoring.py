@@ -23,14 +23,7 @@ from bert4rec.models.popularity import Popularity
 from bert4rec.recommender import Recommendations, Recommender
 from bert4rec.retrieval import item_index
 from bert4rec.retrieval.item_index import IndexQuality, IndexTensors, ItemIndex
-from bert4rec.scoring import (
-    UNREACHABLE,
-    Ranking,
-    item_products,
-    rank_held_out,
-    rank_of,
-    score_rows,
-)
+from bert4rec.scoring import UNREACHABLE, Ranking, item_products, rank_held_out, rank_of, score_rows
 from bert4rec.training.setup import build_model
 
 N_ITEMS, N_USERS, MAX_LEN = 30, 12, 12
@@ -60,9 +53,7 @@ def recommender(name: str) -> Recommender:
 
 
 READS_HISTORIES = [name for name in MODELS if not MODELS[name].needs_known_user]
-HAS_PRODUCTS = [
-    name for name in READS_HISTORIES if item_products(recommender(name).model) is not None
-]
+HAS_PRODUCTS = [name for name in READS_HISTORIES if item_products(recommender(name).model) is not None]
 
 
 @cache
@@ -202,9 +193,7 @@ def held_out(users: list[int], histories: list[list[int]]) -> HeldOut:
     return HeldOut(spans_of(histories, users), targets.astype(np.int64))
 
 
-def ranks_by_hand(
-    model: Model, users: HeldOut, exclude_seen: bool
-) -> tuple[list[list[float]], list[int]]:
+def ranks_by_hand(model: Model, users: HeldOut, exclude_seen: bool) -> tuple[list[list[float]], list[int]]:
     scores, ranks = [], []
     for row, target in enumerate(users.targets.tolist()):
         history = users.histories[row].tolist()
@@ -218,9 +207,7 @@ def ranks_by_hand(
 
 @pytest.mark.parametrize("exclude_seen", [True, False])
 @pytest.mark.parametrize("name", list(MODELS))
-def test_validation_evaluation_and_top_k_agree_for_known_users(
-    name: str, exclude_seen: bool
-) -> None:
+def test_validation_evaluation_and_top_k_agree_for_known_users(name: str, exclude_seen: bool) -> None:
     model = recommender(name).model
     histories = [SEQUENCES.tokens[a:b].tolist() for a, b in zip(*_bounds(), strict=True)]
     users = held_out(list(range(N_USERS)), histories)
@@ -229,9 +216,7 @@ def test_validation_evaluation_and_top_k_agree_for_known_users(
     assert max(map(len, histories)) > MAX_LEN
     assert rank_held_out(model, users, exclude_seen=exclude_seen).tolist() == ranks
     counts = np.ones(N_ITEMS, dtype=np.int64)
-    found = evaluate(
-        model, users, train_counts=counts, exclude_seen=exclude_seen, protocols=("full",)
-    )
+    found = evaluate(model, users, train_counts=counts, exclude_seen=exclude_seen, protocols=("full",))
     assert found.ranks["full"].tolist() == ranks
     [best] = recommender(name).top_k(users.histories, 8, exclude_seen=exclude_seen)
     for row, history in enumerate(histories):
@@ -244,9 +229,7 @@ def _bounds() -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("exclude_seen", [True, False])
 @pytest.mark.parametrize("name", READS_HISTORIES)
-def test_the_rank_in_an_evaluation_is_the_place_in_the_recommendations(
-    name: str, exclude_seen: bool
-) -> None:
+def test_the_rank_in_an_evaluation_is_the_place_in_the_recommendations(name: str, exclude_seen: bool) -> None:
     """Of items with the same score it is the last place: ties come before the target."""
     histories = [history for history in HISTORIES if history]
     users = held_out([UNKNOWN_USER] * len(histories), histories)
@@ -268,10 +251,7 @@ def test_the_rank_in_an_evaluation_is_the_place_in_the_recommendations(
 def check_every_way(by: Recommender, limits: Limits, k: int) -> None:
     """recommend, recommend_many, answer_requests and top_k, for all histories."""
     fallback = Popularity(torch.from_numpy(SEQUENCES.vocabulary.counts))
-    expected = [
-        (scores_of(by.model if history else fallback, history), limits.of(history))
-        for history in HISTORIES
-    ]
+    expected = [(scores_of(by.model if history else fallback, history), limits.of(history)) for history in HISTORIES]
     exclude_seen, allow, block = limits.raw()
     many = by.recommend_many(map(raw, HISTORIES), k, exclude_seen, allow, block)
     requests = [by.encode_request(raw(each), k, exclude_seen, allow, block) for each in HISTORIES]
@@ -324,9 +304,7 @@ def test_a_mask_hides_the_same_in_blocks_and_as_a_whole() -> None:
     spans = spans_of(HISTORIES, [0] * len(HISTORIES))
     excluded = torch.zeros(N_ITEMS, dtype=torch.bool)
     excluded[[1, 28]] = True
-    seen = ItemMask.of_histories(
-        spans, N_ITEMS, exclude_seen=True, excluded=ExcludedItems(excluded)
-    )
+    seen = ItemMask.of_histories(spans, N_ITEMS, exclude_seen=True, excluded=ExcludedItems(excluded))
     mask = ItemMask(N_ITEMS, seen.hidden, seen.excluded, {2: torch.tensor([28, 6, 5, 0])})
     whole = torch.zeros(len(HISTORIES), N_ITEMS)
     mask.hide(whole)

@@ -89,9 +89,7 @@ def test_concurrent_requests_equal_the_library(server: Served, library: Recommen
 
     async def ask_all() -> list[dict[str, Any]]:
         limits = httpx.Limits(max_connections=32)
-        async with httpx.AsyncClient(
-            base_url=server.url, limits=limits, timeout=60, trust_env=False
-        ) as client:
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60, trust_env=False) as client:
             answers = await asyncio.gather(*(client.post("/v1/recommend", json=q) for q in made))
         return [answer.json() for answer in answers]
 
@@ -118,9 +116,7 @@ def test_a_batch_request_equals_the_library(client: httpx.Client, library: Recom
         assert_same(result, library, {"history": history, "k": 7})
 
 
-def test_stored_histories_are_fresh_in_the_next_request(
-    client: httpx.Client, library: Recommender
-) -> None:
+def test_stored_histories_are_fresh_in_the_next_request(client: httpx.Client, library: Recommender) -> None:
     ids: list[str] = []
     for step in range(5):
         ids.append(f"item-{step * 7}")
@@ -257,9 +253,7 @@ def test_head_is_answered_where_monitors_ask(client: httpx.Client) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_user_whose_recommendations_would_have_anothers_path_is_refused(
-    client: httpx.Client,
-) -> None:
+def test_a_user_whose_recommendations_would_have_anothers_path_is_refused(client: httpx.Client) -> None:
     event = {"user": "a/recommendations", "item": "item-1"}
     answer = client.post("/v1/events", json={"events": [event]})
     assert (answer.status_code, answer.json()["error"]["where"]) == (422, "body.events[0].user")
@@ -292,9 +286,7 @@ def write_manifest_over(directory: Path, name: str, content: bytes) -> None:
     write_manifest(directory, FILES)
 
 
-def test_several_workers_share_histories_reloads_and_metrics(
-    tmp_path: Path, redis_socket: Path
-) -> None:
+def test_several_workers_share_histories_reloads_and_metrics(tmp_path: Path, redis_socket: Path) -> None:
     directory = tmp_path / "model"
     save_model(directory, seed=1)
     store = f"unix://{redis_socket}?db=0&prefix={tmp_path.name}"
@@ -362,8 +354,5 @@ def test_a_model_that_cannot_be_served_is_refused_before_a_worker_starts(
 
 def test_another_address_needs_keys(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
-    with (
-        pytest.raises(AssertionError, match="API keys"),
-        serve(tmp_path / "model", "--host", "0.0.0.0"),
-    ):
+    with pytest.raises(AssertionError, match="API keys"), serve(tmp_path / "model", "--host", "0.0.0.0"):
         pass

@@ -20,14 +20,7 @@ from served import Served, free_port, save_model, serve, wait_until
 from under_load.kills import kill_often
 from under_load.known_requests import KnownRequests
 from under_load.model_link import ModelLink, lines_of, until_logged
-from under_load.reloads import (
-    BY_CALL,
-    BY_SIGNAL,
-    BY_WATCH,
-    broken_ways,
-    refuse_under_load,
-    reload_under_load,
-)
+from under_load.reloads import BY_CALL, BY_SIGNAL, BY_WATCH, broken_ways, refuse_under_load, reload_under_load
 from under_load.shutdowns import STOP_WITHIN, stop_often
 
 pytestmark = pytest.mark.slow
@@ -59,9 +52,7 @@ def version_now(served: Served) -> str:
     return version
 
 
-def test_no_request_fails_while_models_are_replaced(
-    served: Served, link: ModelLink, known: KnownRequests
-) -> None:
+def test_no_request_fails_while_models_are_replaced(served: Served, link: ModelLink, known: KnownRequests) -> None:
     load = reload_under_load(
         served,
         link,
@@ -95,9 +86,7 @@ def test_broken_models_are_refused_while_the_old_one_answers(
     assert outcome.n_refused == 8
 
 
-def test_a_watched_model_is_loaded_when_it_is_complete(
-    tmp_path: Path, known: KnownRequests
-) -> None:
+def test_a_watched_model_is_loaded_when_it_is_complete(tmp_path: Path, known: KnownRequests) -> None:
     """Replaced under load; and copied by a tool that brings the manifest before the weights."""
     link = ModelLink(tmp_path)
     first, second, third = known.versions
@@ -148,9 +137,7 @@ def starting(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]
     words = [sys.executable, "-c", "from bert4rec.cli import main; main()", "serve"]
     log = folder / "log"
     with log.open("w") as file:
-        process = subprocess.Popen(
-            [*words, str(folder / "model"), "--port", str(free_port())], stderr=file
-        )
+        process = subprocess.Popen([*words, str(folder / "model"), "--port", str(free_port())], stderr=file)
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_until(lambda: bool(children.read_text()), log)

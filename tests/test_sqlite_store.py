@@ -38,9 +38,7 @@ def test_a_killed_process_loses_no_acknowledged_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_small", [True, False])
-def test_erased_text_is_in_no_file(
-    tmp_path: Path, is_small: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erased_text_is_in_no_file(tmp_path: Path, is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite moves rows about while the file grows, and leaves copies; a large file is left."""
     monkeypatch.setattr(sqlite_file, "SMALL", 2**30 if is_small else 0)
     url = f"sqlite:{tmp_path / 'db'}"
@@ -50,12 +48,7 @@ def test_erased_text_is_in_no_file(
     async def laws(store: HistoryStore) -> None:
         for n in range(10):
             users = draw.choices(names, k=1000)
-            await store.add(
-                [
-                    Event(each, each, draw.random(), f"{n}-{at}{each}")
-                    for at, each in enumerate(users)
-                ]
-            )
+            await store.add([Event(each, each, draw.random(), f"{n}-{at}{each}") for at, each in enumerate(users)])
         await asyncio.gather(*map(store.erase, names[::4]))
 
     with_store(url, laws)

@@ -132,13 +132,9 @@ def test_a_conflict_stores_nothing_of_the_call(url: str, other: Event) -> None:
 def test_a_conflict_does_not_touch_the_adds_beside_it(url: str) -> None:
     async def laws(store: HistoryStore) -> None:
         await store.add([Event("u", "a", 1, "same")])
-        calls = [
-            store.add([Event("u", n, n, "same" if n % 3 == 0 else f"e{n}")]) for n in range(60)
-        ]
+        calls = [store.add([Event("u", n, n, "same" if n % 3 == 0 else f"e{n}")]) for n in range(60)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert [isinstance(each, EventConflict) for each in outcomes] == [
-            n % 3 == 0 for n in range(60)
-        ]
+        assert [isinstance(each, EventConflict) for each in outcomes] == [n % 3 == 0 for n in range(60)]
         assert set(items(await store.history("u"))) == {"a"} | {n for n in range(60) if n % 3}
 
     with_store(url, laws)
@@ -160,9 +156,7 @@ def test_erasing_forgets_the_events_their_ids_and_the_user(url: str) -> None:
 
 
 @pytest.mark.parametrize("few", [0, 1000])  # a search has two ways to go
-def test_users_are_found_by_a_plain_prefix_newest_first(
-    url: str, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_are_found_by_a_plain_prefix_newest_first(url: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_store, "FEW_USERS", few)
     monkeypatch.setattr(redis_store, "FEW_USERS", few)
     monkeypatch.setattr(redis_store, "PAGE", 2)
@@ -183,9 +177,7 @@ def test_users_are_found_by_a_plain_prefix_newest_first(
     with_store(url, laws)
 
 
-def test_a_history_shows_the_newest_and_old_events_go(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_shows_the_newest_and_old_events_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_stored = SHOWN_EVENTS + 200
     monkeypatch.setattr(sqlite_store, "STORED_EVENTS", n_stored)
     monkeypatch.setattr(redis_store, "STORED_EVENTS", n_stored)

@@ -8,21 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bert4rec.serving.http.strict_json import (
-    MAX_CONTAINERS,
-    MAX_DEPTH,
-    MAX_KEYS,
-    NotStrictJSON,
-    parse,
-)
+from bert4rec.serving.http.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, NotStrictJSON, parse
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | text,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
     lambda inner: st.lists(inner, max_size=30) | st.dictionaries(text, inner, max_size=5),
     max_leaves=40,
 )
@@ -36,10 +26,7 @@ class TestStrictJSON:
         except NotStrictJSON:
             assert depth(data) > MAX_DEPTH
 
-    @given(
-        st.binary(max_size=60)
-        | st.text('[]{}",:\\ud8dcNaInfity-+.eE0123 \n', max_size=60).map(str.encode)
-    )
+    @given(st.binary(max_size=60) | st.text('[]{}",:\\ud8dcNaInfity-+.eE0123 \n', max_size=60).map(str.encode))
     @example(b"\xef\xbb\xbf{}")
     def test_any_bytes_are_what_python_reads_or_refused(self, body: bytes) -> None:
         try:
@@ -88,9 +75,7 @@ class TestStrictJSON:
         assert len(str(refused.value)) < 100
 
     @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
-    @pytest.mark.parametrize(
-        "decoy", ["", '"]]]]]]]]]]]]]]]]]]]]]]]]]",', '"}}}}}}}}}}}}}}}}}}}}}}",']
-    )
+    @pytest.mark.parametrize("decoy", ["", '"]]]]]]]]]]]]]]]]]]]]]]]]]",', '"}}}}}}}}}}}}}}}}}}}}}}",'])
     def test_depth_is_counted_in_brackets_that_nest(self, levels: int, decoy: str) -> None:
         body = (f"[{decoy}" * (levels - 1) + "[]" + "]" * (levels - 1)).encode()
         if levels <= MAX_DEPTH:

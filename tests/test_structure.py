@@ -106,9 +106,7 @@ def test_files_are_short_and_functions_take_few_arguments() -> None:
 
 def test_recommending_needs_no_training_code() -> None:
     program = "import sys, bert4rec.recommender; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "bert4rec.models.bert4rec" in loaded
     assert not [name for name in loaded if name.startswith("bert4rec.training")]
 

@@ -158,11 +158,7 @@ def test_training_on_the_validation_items_keeps_the_last_weights(tmp_path: Path)
     settings = ("on_validation=true", "validate_every=2", "stages.1.epochs=2")
     outcome = trained(tmp_path / "model", "stages.0.epochs=3", *settings)
     events = events_of(tmp_path / "model")
-    assert [(e["stage"], e["epoch"]) for e in events] == [
-        ("cloze", 2),
-        ("cloze", 3),
-        ("last_item", 2),
-    ]
+    assert [(e["stage"], e["epoch"]) for e in events] == [("cloze", 2), ("cloze", 3), ("last_item", 2)]
     assert not any("ndcg@10" in event for event in events)
     facts = outcome.recommender.about["training"]
     assert facts["best_validation_ndcg@10"] is None
@@ -193,9 +189,7 @@ def test_a_first_stage_that_has_nothing_to_train_on_is_an_error(tmp_path: Path) 
         train_recommender(sequences, config, tmp_path / "model", ALONE, console=quiet())
 
 
-def test_plain_lines_where_there_is_no_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_log, "PLAIN_LINE_EVERY", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, width=200)
@@ -240,9 +234,7 @@ def test_repeated_targets_are_pointed_out_before_training() -> None:
     assert unreachable_note(fresh, exclude_seen=True) is None
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "CLIP_NORM", 1e30)
     with pytest.raises(ValueError, match="lower the stage's learning_rate"):
         trained(tmp_path / "model", "stages.0.learning_rate=1e30", "warmup_steps=0")
@@ -257,11 +249,7 @@ def test_too_little_data_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("many", "large", "loss", "gain"),
-    [
-        (9, 9, "cross-entropy", 1),
-        (8, 9, "cross-entropy", 4),
-        (8, 8, "sampled-softmax", 4),
-    ],
+    [(9, 9, "cross-entropy", 1), (8, 9, "cross-entropy", 4), (8, 8, "sampled-softmax", 4)],
 )
 def test_auto_is_resolved_by_the_number_of_items(
     many: int, large: int, loss: str, gain: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -98,9 +98,7 @@ def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TuningR
     return out, tuned(out, 3)
 
 
-def test_the_recipe_itself_is_the_first_trial_and_the_best_is_no_worse(
-    small_study: tuple[Path, TuningResult],
-) -> None:
+def test_the_recipe_itself_is_the_first_trial_and_the_best_is_no_worse(small_study: tuple[Path, TuningResult]) -> None:
     out, result = small_study
     table = rows(out)[:3]
     assert [row["is_start"] for row in table] == ["yes", "no", "no"]
@@ -178,9 +176,7 @@ class Poison:
 
 
 @pytest.mark.parametrize("name", ["bert4rec-2-stage", "item-knn"])
-def test_the_test_items_are_never_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_test_items_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A trial, in this process, on a split whose test items break whoever reads them."""
     given: list[splits.Split] = []
 
@@ -204,9 +200,7 @@ def test_the_test_items_are_never_read(
     assert 0 < cost["ndcg@10"] <= 1
 
 
-def test_hopeless_settings_are_pruned_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hopeless_settings_are_pruned_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of 1e-9 learns nothing; after the first good trial none such trains to its end."""
 
     def learns(run: LabRun, config: Config, minutes: float, running: Any, report: Any) -> Any:
@@ -260,9 +254,7 @@ def test_a_model_that_is_fitted_in_one_pass_is_tuned_too(tmp_path: Path) -> None
     assert result.start == float(rows(tmp_path)[0]["ndcg@10"]) > 0
 
 
-def test_settings_that_cannot_be_trained_do_not_end_the_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_be_trained_do_not_end_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverges(config: Config) -> float:
         if config.stages[0].learning_rate > 1:
             raise ValueError("the loss is no longer a number")
@@ -301,9 +293,7 @@ def test_an_interrupt_gives_the_trial_back(tmp_path: Path, monkeypatch: pytest.M
     assert [row["is_start"] for row in rows(tmp_path)] == ["yes"]
 
 
-def test_other_terms_are_fine_before_a_trial_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_terms_are_fine_before_a_trial_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def impossible(config: Config) -> float:
         raise ValueError("too wide for this machine")
 
@@ -319,9 +309,7 @@ def test_other_terms_are_fine_before_a_trial_is_finished(
         tuned(tmp_path, 1)
 
 
-def test_a_termination_interrupts_the_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_termination_interrupts_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def terminated(config: Config) -> float:
         os.kill(os.getpid(), signal.SIGTERM)
         return 0.5
@@ -400,9 +388,7 @@ def test_a_trial_that_kills_the_program_is_not_tried_for_ever(tmp_path: Path) ->
     assert n_begun == studies.MOST_ATTEMPTS
 
 
-def test_the_command_ends_with_a_recipe_and_what_to_do_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_ends_with_a_recipe_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, lambda config: setting(config, "model.dim") / 1000)
     monkeypatch.setenv("BERT4REC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "160")

@@ -29,9 +29,7 @@ UNKNOWN = -1
 
 def random_model(cls: type[SequenceModel], **values: int) -> SequenceModel:
     torch.manual_seed(7)
-    settings = cls.settings_class.model_validate(
-        {"dim": DIM, "max_len": 8, "dropout": 0.5, **values}
-    )
+    settings = cls.settings_class.model_validate({"dim": DIM, "max_len": 8, "dropout": 0.5, **values})
     return randomize(cls(N_ITEMS, settings, N_USERS), 0.7)
 
 
@@ -64,9 +62,7 @@ def vector_of(table: Tensor, user: int) -> list[float]:
 
 @pytest.mark.parametrize("user", [1, UNKNOWN])
 @pytest.mark.parametrize("history", [[4], [5, 0, 2], []])
-def test_fpmc_is_what_a_user_likes_plus_what_follows_the_last_item(
-    user: int, history: list[int]
-) -> None:
+def test_fpmc_is_what_a_user_likes_plus_what_follows_the_last_item(user: int, history: list[int]) -> None:
     model = random_model(FPMC)
     assert isinstance(model, FPMC)
     u = vector_of(model.users.weight, user)
@@ -89,10 +85,7 @@ def test_neumf_is_a_product_and_a_tower() -> None:
         gmf = [p[k] * q[k] for k in range(DIM)]
         x = p[DIM:] + q[DIM:]  # [p' ; q'], 4 D wide
         assert len(x) == 4 * DIM
-        for weight, bias in (
-            (first, model.user_layer.bias),
-            (model.tower.weight, model.tower.bias),
-        ):
+        for weight, bias in ((first, model.user_layer.bias), (model.tower.weight, model.tower.bias)):
             rows = weight if isinstance(weight, list) else weight.tolist()
             x = [relu(dot(row, x) + b) for row, b in zip(rows, bias.tolist(), strict=True)]
         assert len(x) == DIM
@@ -124,10 +117,7 @@ def test_caser_is_convolutions_over_the_last_items(user: int, history: list[int]
     mixed = zip(model.mixed.weight.tolist(), model.mixed.bias.tolist(), strict=True)
     z = [relu(dot(row, o) + b) for row, b in mixed]
     both = z + vector_of(model.users.weight, user)
-    expected = [
-        dot(model.output_items.weight[i].tolist(), both) + model.output_bias[i].item()
-        for i in range(N_ITEMS)
-    ]
+    expected = [dot(model.output_items.weight[i].tolist(), both) + model.output_bias[i].item() for i in range(N_ITEMS)]
     assert scored(model, user, history) == pytest.approx(expected, abs=1e-4)
 
 
@@ -144,8 +134,7 @@ def test_cdae_is_an_autoencoder_of_the_set_of_items(user: int, history: list[int
             total += model.items.weight[j, k].item() / math.sqrt(len(set(history)))
         hidden.append(sigmoid(total))
     expected = [
-        dot(model.output_items.weight[i].tolist(), hidden) + model.output_bias[i].item()
-        for i in range(N_ITEMS)
+        dot(model.output_items.weight[i].tolist(), hidden) + model.output_bias[i].item() for i in range(N_ITEMS)
     ]
     assert scored(model, user, history) == pytest.approx(expected, abs=1e-5)
 
@@ -188,9 +177,7 @@ def test_padding_and_the_other_rows_of_a_batch_change_no_score(cls: type[Sequenc
 
 
 @pytest.mark.parametrize(("cls", "n"), [(FPMC, 1), (Caser, 5), (CDAE, 8)])
-def test_only_the_last_items_are_read_and_all_of_them_count(
-    cls: type[SequenceModel], n: int
-) -> None:
+def test_only_the_last_items_are_read_and_all_of_them_count(cls: type[SequenceModel], n: int) -> None:
     model, history = random_model(cls), [0, 0, 1, 2, 3, 1, 2, 3, 1, 2]
     assert model.max_history == n
     changed, unread = history.copy(), history.copy()
@@ -276,9 +263,7 @@ def test_neumfs_scores_of_all_items_are_those_of_each() -> None:
 def test_neumfs_cross_entropy_has_the_same_gradients_in_blocks() -> None:
     model = random_model(NeuMF)
     h, targets = torch.randn(7, 3 * DIM), torch.tensor([0, 5, 1, 1, 2, 4, 3])
-    loss, grad_h = CrossEntropy()(
-        h, model.output(), targets, scale=1.0, generator=torch.Generator()
-    )
+    loss, grad_h = CrossEntropy()(h, model.output(), targets, scale=1.0, generator=torch.Generator())
     got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     leaf, output = h.clone().requires_grad_(), model.output()
@@ -333,9 +318,7 @@ def test_two_communities_are_told_apart(name: str, tmp_path: Path) -> None:
     ("name", "loss", "n_negatives", "n_targets"),
     [("fpmc", "bpr", 1, 1), ("neumf", "bce", 4, 1), ("caser", "bce", 3, 3), ("cdae", "bce", 5, 1)],
 )
-def test_a_recipe_has_its_papers_loss(
-    name: str, loss: str, n_negatives: int, n_targets: int
-) -> None:
+def test_a_recipe_has_its_papers_loss(name: str, loss: str, n_negatives: int, n_targets: int) -> None:
     config = load_config(name)
     assert config.model.name == name
     assert config.model.model_dump().get("n_targets", 1) == n_targets

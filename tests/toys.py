@@ -38,9 +38,7 @@ def sequences_of(histories: list[list[int]], n_items: int, times: bool = False) 
     offsets = np.concatenate([[0], np.cumsum([len(history) for history in histories])])
     counts = np.bincount(tokens, minlength=n_items)
     vocabulary = Vocabulary(
-        [f"item-{token}" for token in range(n_items)],
-        counts,
-        [f"Title {token}" for token in range(n_items)],
+        [f"item-{token}" for token in range(n_items)], counts, [f"Title {token}" for token in range(n_items)]
     )
     users = [f"user-{row}" for row in range(len(histories))]
     moments = np.arange(len(tokens), dtype=np.int64) * 1_000_000 if times else None
@@ -60,9 +58,7 @@ def cycle(n_users: int = 120, n_items: int = 8) -> Sequences:
 def random_histories(seed: int, n_users: int = 40, n_items: int = 30) -> Sequences:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 25, n_users)
-    return sequences_of(
-        [generator.integers(0, n_items, length).tolist() for length in lengths], n_items
-    )
+    return sequences_of([generator.integers(0, n_items, length).tolist() for length in lengths], n_items)
 
 
 def untrained_recommender(n_items: int = 30, seed: int = 0, spread: float = 1.0) -> Recommender:

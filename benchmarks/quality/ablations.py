@@ -49,16 +49,8 @@ ML_1M: Rows = {
     "init-paper": ("… the paper's initialization", "best-ml-1m", [*SMALL, *PAPER_INITIALIZATION]),
     "lr-1e-3": ("… learning rate 1e-3", "best-ml-1m", [*SMALL, *SLOW]),
     "batch-64": ("… batches of 64", "best-ml-1m", [*SMALL, "training.batch_size=64"]),
-    "gain-3": (
-        "… a softmax that starts 3 times as sharp",
-        "best-ml-1m",
-        [*SMALL, "model.head_gain=3"],
-    ),
-    "windows": (
-        "… older items, too, in windows side by side",
-        "best-ml-1m",
-        [*SMALL, "stages.0.window_stride=1"],
-    ),
+    "gain-3": ("… a softmax that starts 3 times as sharp", "best-ml-1m", [*SMALL, "model.head_gain=3"]),
+    "windows": ("… older items, too, in windows side by side", "best-ml-1m", [*SMALL, "stages.0.window_stride=1"]),
     "layers-3": ("… three blocks", "best-ml-1m", [*SMALL, "model.layers=3"]),
     "cloze": ("… the Cloze objective in the first stage", "best-ml-1m", [*SMALL, *CLOZE]),
     "second-stage-end": (
@@ -66,11 +58,7 @@ ML_1M: Rows = {
         "best-ml-1m",
         [*SMALL, "stages.1.objective=last_item"],
     ),
-    "no-second-stage": (
-        "… no second stage, its epochs added to the first",
-        "best-ml-1m",
-        [*SMALL, *ONE_STAGE],
-    ),
+    "no-second-stage": ("… no second stage, its epochs added to the first", "best-ml-1m", [*SMALL, *ONE_STAGE]),
     "paper": (
         "the paper's: Cloze, its initialization and 1e-3, no second stage",
         "best-ml-1m",
@@ -86,17 +74,9 @@ ML_1M: Rows = {
         "sasrec+",
         [*SASREC, "training.batch_size=64", "stages.0.learning_rate=1e-3"],
     ),
-    "sasrec-b32": (
-        "SASRec+, 1e-3, batches of 32",
-        "sasrec+",
-        [*SASREC, "stages.0.learning_rate=1e-3"],
-    ),
+    "sasrec-b32": ("SASRec+, 1e-3, batches of 32", "sasrec+", [*SASREC, "stages.0.learning_rate=1e-3"]),
     "sasrec-b32-2e-3": ("SASRec+, 2e-3, batches of 32: its recipe", "sasrec+", SASREC),
-    "sasrec-b32-4e-3": (
-        "SASRec+, 4e-3, batches of 32",
-        "sasrec+",
-        [*SASREC, "stages.0.learning_rate=4e-3"],
-    ),
+    "sasrec-b32-4e-3": ("SASRec+, 4e-3, batches of 32", "sasrec+", [*SASREC, "stages.0.learning_rate=4e-3"]),
 }
 HELD = ["training.on_validation=false", "training.workers=1"]  # of best-beauty
 SASREC_BEAUTY = [
@@ -115,29 +95,13 @@ SASREC_BEAUTY = [
 ]
 BEAUTY: Rows = {
     "beauty": ("BERT4Rec trained on prefixes", "best-beauty", HELD),
-    "beauty-bias-zero": (
-        "… an output bias that starts at zero",
-        "best-beauty",
-        [*HELD, "model.output_bias=zero"],
-    ),
+    "beauty-bias-zero": ("… an output bias that starts at zero", "best-beauty", [*HELD, "model.output_bias=zero"]),
     "beauty-dropout-3": ("… dropout .3", "best-beauty", [*HELD, "model.dropout=0.3"]),
     "beauty-gain-1": ("… a softmax that starts even", "best-beauty", [*HELD, "model.head_gain=1"]),
-    "beauty-uniform": (
-        "… uniform negatives",
-        "best-beauty",
-        [*HELD, "loss.negatives=uniform"],
-    ),
+    "beauty-uniform": ("… uniform negatives", "best-beauty", [*HELD, "loss.negatives=uniform"]),
     "beauty-sasrec": ("SASRec+, the same loss, rate and epochs", "sasrec+", SASREC_BEAUTY),
-    "beauty-sasrec-1e-3": (
-        "SASRec+, learning rate 1e-3",
-        "sasrec+",
-        [*SASREC_BEAUTY, "stages.0.learning_rate=1e-3"],
-    ),
-    "beauty-sasrec-4e-3": (
-        "SASRec+, learning rate 4e-3",
-        "sasrec+",
-        [*SASREC_BEAUTY, "stages.0.learning_rate=4e-3"],
-    ),
+    "beauty-sasrec-1e-3": ("SASRec+, learning rate 1e-3", "sasrec+", [*SASREC_BEAUTY, "stages.0.learning_rate=1e-3"]),
+    "beauty-sasrec-4e-3": ("SASRec+, learning rate 4e-3", "sasrec+", [*SASREC_BEAUTY, "stages.0.learning_rate=4e-3"]),
 }
 ROWS = {"ml-1m": ML_1M, "beauty": BEAUTY}
 

@@ -21,15 +21,7 @@ DATA = {
     "Steam, a sample": "steam-sample/interactions.tsv.gz",
     "Beauty, 5-core": "amazon-beauty-5core/interactions.tsv.gz",
 }
-RECIPES = {
-    "default": [],
-    "sasrec+": [
-        "model.dim=64",
-        "model.max_len=100",
-        "stages.0.patience=5",
-        "loss.name=auto",
-    ],
-}
+RECIPES = {"default": [], "sasrec+": ["model.dim=64", "model.max_len=100", "stages.0.patience=5", "loss.name=auto"]}
 
 
 def main() -> None:

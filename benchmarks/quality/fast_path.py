@@ -53,9 +53,7 @@ T_95 = {2: 4.30, 4: 2.78, 6: 2.45, 8: 2.31}  # Student's t, two-sided 95 %, by d
 class FastPath:
     """The parts that the training loop is made of."""
 
-    def __init__(
-        self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads
-    ) -> None:
+    def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
         self.pad, self.sizes = model.pad, Sizes(n_workers=workers.n)
         loss = build_loss(config, split)
         self.gradients = Gradients(model, loss, workers)
@@ -71,9 +69,7 @@ class FastPath:
 
 
 class PlainPath:
-    def __init__(
-        self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads
-    ) -> None:
+    def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
         self.model = model
         model.items.__class__ = nn.Embedding  # type: ignore[assignment]
         for module in model.modules():

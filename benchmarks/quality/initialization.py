@@ -55,9 +55,7 @@ def main() -> None:
 
 
 def write(rows: list[dict[str, Any]]) -> None:
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS
-    )
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS)
     result = {"revision": revision.stdout.strip(), "note": "", "trials": rows}
     OUT.write_text(json.dumps(result, indent=1) + "\n")
 

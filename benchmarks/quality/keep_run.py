@@ -24,8 +24,7 @@ def main() -> None:
         "config": json.loads((run / "config.json").read_text()),
         "training": about["training"],
         "test": {
-            protocol: {name: values[name] for name in NAMES if name in values}
-            for protocol, values in metrics.items()
+            protocol: {name: values[name] for name in NAMES if name in values} for protocol, values in metrics.items()
         },
         "curve": [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()],
     }

@@ -75,9 +75,7 @@ def main() -> None:
     run = resolve(config, sequences.n_items)
     split = without_test(SPLITS[run.data.split](sequences))
     model = build_model(run, split.n_items, sequences.n_users)
-    log = CurveLog(
-        arguments.log, arguments.aim, arguments.minutes, stops_at_aim=not arguments.to_the_end
-    )
+    log = CurveLog(arguments.log, arguments.aim, arguments.minutes, stops_at_aim=not arguments.to_the_end)
     log.begin(
         {
             "tool": "bert4rec",

@@ -117,10 +117,7 @@ def results_table(data: str) -> list[str]:
 
 def verdicts_table() -> list[str]:
     judged = ("both-held", "both")
-    lines = [
-        "| asked for | " + " | ".join(TITLES[name] for name in judged) + " |",
-        "|---|" + "---:|" * len(judged),
-    ]
+    lines = ["| asked for | " + " | ".join(TITLES[name] for name in judged) + " |", "|---|" + "---:|" * len(judged)]
     for data, protocols in TARGETS.items():
         runs = runs_of(data)
         for protocol, wanted in protocols.items():
@@ -150,8 +147,7 @@ def stages_table(data: str) -> list[str]:
         return ["Not measured."]
     means = f", means of {len(seeds)} seeds" if len(seeds) > 1 else ""
     lines = [
-        f"| NDCG@10 over all items{means} | validation | test | test HR@10 "
-        "| test NDCG@10, 100 popularity |",
+        f"| NDCG@10 over all items{means} | validation | test | test HR@10 | test NDCG@10, 100 popularity |",
         "|---|---:|---:|---:|---:|",
     ]
     shown = (
@@ -169,11 +165,7 @@ def stages_table(data: str) -> list[str]:
             values = [stage[held_out][protocol][metric]["value"] for stage in stages]
             cells.append(number(sum(values) / len(values)))
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| paired difference of NDCG@10 over all items | seed | validation | test |",
-        "|---|---:|---:|---:|",
-    ]
+    lines += ["", "| paired difference of NDCG@10 over all items | seed | validation | test |", "|---|---:|---:|---:|"]
     for name in seeds[0]["gains"]:
         b, a = (STAGES[part] for part in name.split(" against "))
         for seed in seeds:
@@ -235,10 +227,7 @@ def time_table() -> list[str]:
     found = load("time-to-quality.json")
     if found is None:
         return ["Not measured."]
-    lines = [
-        f"| | minutes to validation NDCG@10 {number(found['aim'])} | best | minutes run |",
-        "|---|---:|---:|---:|",
-    ]
+    lines = [f"| | minutes to validation NDCG@10 {number(found['aim'])} | best | minutes run |", "|---|---:|---:|---:|"]
     for tool, curve in found["tools"].items():
         name = {"ours": "ours, `best-ml-1m`", "rectools": "RecTools' BERT4Rec (d=256)"}[tool]
         reached = curve["minutes_to_aim"]
@@ -257,10 +246,7 @@ def initialization_table() -> list[str]:
     for trial in found["trials"]:
         case = (trial["name"].split("-")[0], trial["initialization"])
         values.setdefault(case, []).append(trial["validation"]["full"]["NDCG@10"])
-    lines = [
-        "| | initialization | seeds | validation NDCG@10, mean | by seed |",
-        "|---|---|---:|---:|---|",
-    ]
+    lines = ["| | initialization | seeds | validation NDCG@10, mean | by seed |", "|---|---|---:|---:|---|"]
     for (case, chosen), ndcg in values.items():
         by_seed = ", ".join(map(number, ndcg))
         title = f"{CASES[case]} | {INITIALIZATIONS.get(chosen, f'`{chosen}`')}"

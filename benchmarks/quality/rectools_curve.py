@@ -116,11 +116,7 @@ class Curve(pytorch_lightning.Callback):
     """
 
     def __init__(
-        self,
-        log: CurveLog,
-        every: int,
-        encode: Callable[[], EncodedHeldOut],
-        about: Callable[[], dict[str, Any]],
+        self, log: CurveLog, every: int, encode: Callable[[], EncodedHeldOut], about: Callable[[], dict[str, Any]]
     ) -> None:
         self.curve_log, self.every, self.encode, self.about = log, every, encode, about
         self.paused = 0.0

@@ -38,9 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def evaluate_stage(
-    weights: Path, config: RunConfig, split: Split, sequences: Sequences, out: Path
-) -> dict[str, Any]:
+def evaluate_stage(weights: Path, config: RunConfig, split: Split, sequences: Sequences, out: Path) -> dict[str, Any]:
     """Figures by held-out items and protocol; the ranks of every user go to `out`."""
     model = build_model(config, split.n_items, sequences.n_users)
     model.load_state_dict(load_file(weights))
@@ -78,9 +76,7 @@ def main() -> None:
     ):
         weights = arguments.run / f"{stage}.safetensors"
         if weights.is_file():
-            found[name] = evaluate_stage(
-                weights, settings, split, sequences, folder_of(arguments.run, name)
-            )
+            found[name] = evaluate_stage(weights, settings, split, sequences, folder_of(arguments.run, name))
             print(name, json.dumps(found[name]["validation"]["full"]))
     gains = {
         f"{b} against {a}": {
@@ -88,9 +84,7 @@ def main() -> None:
                 protocol: [
                     asdict(difference)
                     for difference in compare(
-                        *(folder_of(arguments.run, each) / held_out for each in (a, b)),
-                        METRICS,
-                        protocol,
+                        *(folder_of(arguments.run, each) / held_out for each in (a, b)), METRICS, protocol
                     ).differences
                 ]
                 for protocol in ("full", "popularity")

@@ -40,17 +40,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--aim", type=float, default=0.15, help="validation NDCG@10")
     parser.add_argument("--minutes", type=float, default=120, help="most minutes of training")
     parser.add_argument("--only", choices=TOOLS, help="run one tool; the other stays as in --out")
-    parser.add_argument(
-        "--to-the-end", action="store_true", help="ours continues after --aim, within --minutes"
-    )
+    parser.add_argument("--to-the-end", action="store_true", help="ours continues after --aim, within --minutes")
     parser.add_argument("--from-logs", action="store_true", help="run nothing, write --out")
     parser.add_argument("--every", type=int, default=1, help="epochs of RecTools per validation")
     parser.add_argument("--seed", type=int, default=0, help="of both tools")
     parser.add_argument("--environments", type=Path, default=BENCH, help="folder of peers' venvs")
     parser.add_argument("--logs", type=Path, default=REPOSITORY / "runs" / "time-to-quality")
-    parser.add_argument(
-        "--out", type=Path, default=REPOSITORY / "docs/results/quality/time-to-quality.json"
-    )
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "docs/results/quality/time-to-quality.json")
     return parser.parse_args()
 
 
@@ -93,27 +89,20 @@ def command_of(tool: str, arguments: argparse.Namespace, log: Path) -> list[str]
     return [str(word) for word in (python, HERE / script, log, *words, *told)]
 
 
-def merged(
-    before: dict[str, Any] | None, curves: dict[str, dict[str, Any]], aim: float, data: str
-) -> dict[str, Any]:
+def merged(before: dict[str, Any] | None, curves: dict[str, dict[str, Any]], aim: float, data: str) -> dict[str, Any]:
     """New curves beside those of other tools on the same held-out users."""
     facts = {(curve["about"]["n_held_out"], curve["about"]["n_items"]) for curve in curves.values()}
     (n_held_out, n_items) = facts.pop()
     same = {"data": data, "n_held_out": n_held_out, "n_items": n_items, "aim": aim}
     if facts or (before is not None and any(before.get(key) != same[key] for key in same)):
         raise ValueError(
-            f"the curves are of different held-out users: here {same}; run both tools in one go, "
-            "or give another --out"
+            f"the curves are of different held-out users: here {same}; run both tools in one go, or give another --out"
         )
     tools = before["tools"] if before is not None else {}
     for tool, curve in curves.items():
         reached = minutes_to(curve["curve"], aim, curve["about"]["minutes"])
         best = max((point["ndcg@10"] for point in curve["curve"]), default=None)
-        tools[tool] = {
-            "minutes_to_aim": None if reached is None else round(reached, 2),
-            "best_ndcg@10": best,
-            **curve,
-        }
+        tools[tool] = {"minutes_to_aim": None if reached is None else round(reached, 2), "best_ndcg@10": best, **curve}
     return {
         **same,
         "machine": machine(),
@@ -148,9 +137,7 @@ def main() -> None:
         raise SystemExit("no tool has written a curve: see the errors above")
     before = json.loads(arguments.out.read_text()) if arguments.out.is_file() else None
     is_all_new = set(curves) == set(TOOLS)
-    result = merged(
-        None if is_all_new else before, curves, arguments.aim, Path(arguments.data).name
-    )
+    result = merged(None if is_all_new else before, curves, arguments.aim, Path(arguments.data).name)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for tool, found in result["tools"].items():

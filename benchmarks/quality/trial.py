@@ -69,9 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_config(arguments.recipe, None, arguments.overrides)
     if config.training.on_validation:
-        parser.error(
-            "a trial is judged by the validation items: --set training.on_validation=false"
-        )
+        parser.error("a trial is judged by the validation items: --set training.on_validation=false")
     sequences = open_data(arguments.data)
     run = resolve(config, sequences.n_items)
     split = without_test(SPLITS[run.data.split](sequences))
@@ -81,9 +79,7 @@ def main() -> None:
     started = time.time()
     with RunLog(folder, Console(stderr=True)) as log:
         directory = RunDirectory(folder, identity)
-        model, progress = train(
-            run, split, sequences.n_users, directory, log, resume=arguments.resume
-        )
+        model, progress = train(run, split, sequences.n_users, directory, log, resume=arguments.resume)
     evaluation = evaluate_held_out(model, split.validation, split, run)
     figures = {
         protocol: {name: round(metrics[name]["value"], 5) for name in ("HR@10", "NDCG@10")}

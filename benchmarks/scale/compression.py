@@ -42,10 +42,7 @@ def answers(directory: str) -> None:
     seconds_to_load = time.perf_counter() - started
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, len(recommender.vocabulary), (BATCH, LENGTH))
-    requests = [
-        recommender.encode_request([recommender.vocabulary.raw(int(token)) for token in row])
-        for row in tokens
-    ]
+    requests = [recommender.encode_request([recommender.vocabulary.raw(int(token)) for token in row]) for row in tokens]
     recommender.answer_requests(requests)
     after = _resident()
     model = recommender.model.state()
@@ -113,9 +110,7 @@ def of_trained(directory: Path, n_users: int | None, folder: Path) -> dict[str, 
         if code == "pq" and config.dim % numbers:
             continue
         out = folder / f"{code}-{numbers}"
-        made = compress(
-            directory, out, sequences, code=code, numbers_per_byte=numbers or 1, n_users=n_users
-        )
+        made = compress(directory, out, sequences, code=code, numbers_per_byte=numbers or 1, n_users=n_users)
         kept = made.recommender.about["compression"]
         row = {"item_vectors": code, "numbers_per_byte": numbers or 1} | measured(out)
         row["mb_item_vectors_before"] = kept["n_bytes_before"] / 1e6
@@ -170,8 +165,7 @@ def of_synthetic(n_items: int, folder: Path) -> dict[str, Any]:
 
 def show(name: str, row: dict[str, Any]) -> None:
     quality = "".join(
-        f"  {each['metric']} {each['a']:.4f} → {each['b']:.4f} "
-        f"({each['low']:+.4f} to {each['high']:+.4f})"
+        f"  {each['metric']} {each['a']:.4f} → {each['b']:.4f} ({each['low']:+.4f} to {each['high']:+.4f})"
         for each in row.get("validation", [])
     )
     print(

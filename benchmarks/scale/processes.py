@@ -43,9 +43,7 @@ def sequences_per_second(kind: str, batch_size: int, recipe: str, data: str, epo
         command = [sys.executable, "-m", "bert4rec", "train", data, "--recipe", recipe, *words]
         command += ["--out", f"{folder}/run", "--no-baselines", "--processes", str(n_processes)]
         subprocess.run(command, check=True, capture_output=True)
-        log = [
-            json.loads(line) for line in Path(f"{folder}/run/log.jsonl").read_text().splitlines()
-        ]
+        log = [json.loads(line) for line in Path(f"{folder}/run/log.jsonl").read_text().splitlines()]
     first, last = log[0], log[-1]
     n_sequences = last["sequences_per_second"] * last["seconds"]
     n_sequences -= first["sequences_per_second"] * first["seconds"]

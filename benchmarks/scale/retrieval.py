@@ -28,13 +28,7 @@ from bert4rec.item_mask import ItemMask
 from bert4rec.models.output import DotProduct, ItemProducts
 from bert4rec.pipeline import split_of
 from bert4rec.recommender import Recommender
-from bert4rec.retrieval.index_builder import (
-    MOST_QUERIES,
-    RECALL,
-    SearchSample,
-    build_index,
-    encode_sample,
-)
+from bert4rec.retrieval.index_builder import MOST_QUERIES, RECALL, SearchSample, build_index, encode_sample
 from bert4rec.retrieval.item_index import ItemIndex
 from bert4rec.scoring import item_products, score_blocks, top_k
 
@@ -51,17 +45,14 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2_000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recall", type=float, default=RECALL)
-    parser.add_argument(
-        "--single", type=int, default=100, help="queries that are searched one by one"
-    )
+    parser.add_argument("--single", type=int, default=100, help="queries that are searched one by one")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.model is None:
         output, queries = mixture(options.items, options.dim, options.groups)
         source = (
-            f"mixture of {options.groups} directions, spread {SPREAD}, "
-            f"lengths lognormal {LENGTHS}, bias normal {BIAS}"
+            f"mixture of {options.groups} directions, spread {SPREAD}, lengths lognormal {LENGTHS}, bias normal {BIAS}"
         )
     else:
         output, queries = of_model(options.model, options.data)
@@ -91,9 +82,7 @@ def main() -> None:
         "build_seconds": round(build_seconds, 2),
         "load_seconds": round(load_seconds, 2),
         "stored_megabytes": megabytes(index.tensors.centroids) + megabytes(index.tensors.lists),
-        "in_memory_megabytes": round(
-            output.n_items * (4 * index.tensors.centroids.shape[1] + 8) / 1e6
-        ),
+        "in_memory_megabytes": round(output.n_items * (4 * index.tensors.centroids.shape[1] + 8) / 1e6),
         "queries_per_second": {
             name: {
                 "one at a time": rate(way, sample, 1, options.single),
@@ -104,9 +93,7 @@ def main() -> None:
         "peak_megabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
     speeds = result["queries_per_second"]
-    result["times_as_fast"] = {
-        how: round(speeds["index"][how] / speeds["exact"][how], 1) for how in speeds["exact"]
-    }
+    result["times_as_fast"] = {how: round(speeds["index"][how] / speeds["exact"][how], 1) for how in speeds["exact"]}
     text = json.dumps(result, indent=2)
     print(text)
     if options.out is not None:

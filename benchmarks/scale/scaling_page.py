@@ -61,14 +61,8 @@ def users_table() -> list[str]:
 
 def shape_table() -> list[str]:
     header = ["length of a history", "width", "per step", "memory"]
-    rows = [
-        [f"{n:,}", f"{p['dim']}", milliseconds(p), f"{p['peak_mb']:,} MB"]
-        for n, p in points("length").items()
-    ]
-    rows += [
-        [f"{p['length']}", f"{n}", milliseconds(p), f"{p['peak_mb']:,} MB"]
-        for n, p in points("dim").items()
-    ]
+    rows = [[f"{n:,}", f"{p['dim']}", milliseconds(p), f"{p['peak_mb']:,} MB"] for n, p in points("length").items()]
+    rows += [[f"{p['length']}", f"{n}", milliseconds(p), f"{p['peak_mb']:,} MB"] for n, p in points("dim").items()]
     return markdown_table(header, rows)
 
 
@@ -87,19 +81,11 @@ def large_table() -> list[str]:
     ]
     return markdown_table(
         ["", "seconds", "peak memory"],
-        [
-            [what, f"{took['seconds']:.0f}", gigabytes(took["peak_resident_megabytes"])]
-            for what, took in rows
-        ],
+        [[what, f"{took['seconds']:.0f}", gigabytes(took["peak_resident_megabytes"])] for what, took in rows],
     )
 
 
-TABLES = {
-    "items": items_table,
-    "users": users_table,
-    "shapes": shape_table,
-    "large": large_table,
-}
+TABLES = {"items": items_table, "users": users_table, "shapes": shape_table, "large": large_table}
 
 if __name__ == "__main__":
     write_or_check(DOCS / "how-to" / "several-machines.md", TABLES, __doc__)

@@ -114,11 +114,7 @@ def _next_items(
 
 
 def _write_file(
-    path: Path,
-    users: NDArray[np.int64],
-    items: NDArray[np.int64],
-    seconds: NDArray[np.int64],
-    size: Size,
+    path: Path, users: NDArray[np.int64], items: NDArray[np.int64], seconds: NDArray[np.int64], size: Size
 ) -> None:
     columns: dict[str, pa.Array] = {"user": pa.array(users), "item": pa.array(items)}
     if size.text_ids:

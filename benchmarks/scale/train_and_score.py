@@ -64,9 +64,7 @@ def main() -> None:
     train = measured([*command, "--no-baselines", *words])
     about = json.loads((model / "about.json").read_text())
     metrics = json.loads((model / "metrics.json").read_text())
-    score = measured(
-        [python, "-c", SCORE, str(given.prepared), str(model), str(given.users), str(scores)]
-    )
+    score = measured([python, "-c", SCORE, str(given.prepared), str(model), str(given.users), str(scores)])
     facts = {
         "data": {name: about["data"][name] for name in ("n_users", "n_interactions")},
         "n_items": about["n_items"],

@@ -34,10 +34,7 @@ def made_up(server: Served, n_cases: int) -> dict[str, object]:
     number = 0
     while sum(outcome.total for outcome in outcomes) < n_cases:
         number += 1
-        outcomes += [
-            by_description(server.url, 60, number, {}),
-            by_hand(server.url, 3000, number, {}),
-        ]
+        outcomes += [by_description(server.url, 60, number, {}), by_hand(server.url, 3000, number, {})]
         print(f"{sum(outcome.total for outcome in outcomes):,} requests", flush=True)
     for outcome in outcomes:
         total.by_status += outcome.by_status

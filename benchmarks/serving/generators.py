@@ -38,9 +38,7 @@ class Measured:
         return self.n_ok / self.seconds
 
 
-def load(
-    port: int, *, connections: int, seconds: float, delay_ms: float = 0, manner: str = ""
-) -> Measured:
+def load(port: int, *, connections: int, seconds: float, delay_ms: float = 0, manner: str = "") -> Measured:
     """Each connection sends a request, gets its response, waits `delay_ms` (x 0.5 to 1.5), repeats.
 
     wrk counts whole seconds. The manners "batch" and "patient" (see recommend.lua) need wrk.
@@ -65,10 +63,7 @@ class ClientLoad:
 async def by_client(port: int, connections: int, seconds: float, delay_ms: float = 0) -> ClientLoad:
     choice = random.Random(0)
     payloads = [
-        request(
-            "/v1/recommend",
-            {"history": [f"item-{choice.randrange(N_ITEMS)}" for _ in range(HISTORY)], "k": 10},
-        )
+        request("/v1/recommend", {"history": [f"item-{choice.randrange(N_ITEMS)}" for _ in range(HISTORY)], "k": 10})
         for _ in range(256)
     ]
     times: list[tuple[float, float]] = []
@@ -94,13 +89,7 @@ async def by_client(port: int, connections: int, seconds: float, delay_ms: float
     n_broken = statuses.pop(0, 0)
     took = [each for _, each in times]
     measured = Measured(
-        seconds,
-        n_ok,
-        n_overloaded,
-        sum(statuses.values()),
-        n_broken,
-        percentile(took, 50),
-        percentile(took, 99),
+        seconds, n_ok, n_overloaded, sum(statuses.values()), n_broken, percentile(took, 50), percentile(took, 99)
     )
     return ClientLoad(measured, times)
 

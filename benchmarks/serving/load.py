@@ -99,17 +99,13 @@ def overload(batching: Served, n_rounds: int, seconds: float) -> Facts:
     """Peak, five times the peak by clients of two kinds, peak, recovery: round after round."""
     rounds = []
     for number in range(1, n_rounds + 1):
-        before = asyncio.run(
-            by_client(batching.port, PROBE_CONNECTIONS, seconds / 2, PROBE_DELAY_MS)
-        )
+        before = asyncio.run(by_client(batching.port, PROBE_CONNECTIONS, seconds / 2, PROBE_DELAY_MS))
         peak_before = load(batching.port, connections=CONNECTIONS[-1], seconds=seconds).ok_rate
         wanted = OVERLOAD * peak_before
         measured = overloaded(batching.port, wanted, seconds * 2)
         recovered = recovery(batching.port, NORMAL * before.measured.p50_ms, seconds)
         peak_after = load(batching.port, connections=CONNECTIONS[-1], seconds=seconds).ok_rate
-        patient = load(
-            batching.port, connections=PATIENT_CONNECTIONS, seconds=seconds * 2, manner="patient"
-        )
+        patient = load(batching.port, connections=PATIENT_CONNECTIONS, seconds=seconds * 2, manner="patient")
         peak = (peak_before + peak_after) / 2
         rounds.append(
             {
@@ -156,11 +152,7 @@ def recovery(port: int, normal_ms: float, seconds: float) -> float | None:
     for moment, took in probed.times:
         windows.setdefault(int((moment - began) / WINDOW), []).append(took)
     last_slow = max(
-        (
-            window
-            for window in range(int(seconds / WINDOW))
-            if percentile(windows.get(window, []), 50) > normal_ms
-        ),
+        (window for window in range(int(seconds / WINDOW)) if percentile(windows.get(window, []), 50) > normal_ms),
         default=-1,
     )
     after = round((last_slow + 1) * WINDOW, 2)
@@ -173,14 +165,11 @@ def compare_routes(served: Served, n_rounds: int, seconds: float) -> None:
         rates: dict[str, list[float]] = {"": [], "batch": []}
         for _ in range(n_rounds):
             for manner, found in rates.items():
-                measured = load(
-                    served.port, connections=connections, seconds=seconds, manner=manner
-                )
+                measured = load(served.port, connections=connections, seconds=seconds, manner=manner)
                 found.append(measured.ok_rate)
         short, framework = median(rates[""]), median(rates["batch"])
         print(
-            f"{connections} connections: {short:,.0f} a second by the short way, "
-            f"{framework:,.0f} through the framework"
+            f"{connections} connections: {short:,.0f} a second by the short way, {framework:,.0f} through the framework"
         )
 
 

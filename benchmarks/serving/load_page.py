@@ -36,12 +36,9 @@ def page(result: dict[str, Any]) -> str:
         f"| clients | {over['connections']:,} | {over['patient_connections']:,} |",
         f"| peak at 64 connections, before and after | {over['peak_per_second']:,.0f} a second | |",
         f"| sent | {over['sent_per_second']:,.0f} ({times:.1f} times the peak) | |",
-        f"| refused with 503 | {over['refused_per_second']:,.0f} "
-        f"| {over['patient_refused_per_second']:,.0f} |",
-        f"| answered with 200 | {over['ok_per_second']:,.0f} "
-        f"| {over['patient_ok_per_second']:,.0f} |",
-        f"| goodput, share of the peak | **{over['goodput_share']:.0%}** "
-        f"| **{over['patient_goodput_share']:.0%}** |",
+        f"| refused with 503 | {over['refused_per_second']:,.0f} | {over['patient_refused_per_second']:,.0f} |",
+        f"| answered with 200 | {over['ok_per_second']:,.0f} | {over['patient_ok_per_second']:,.0f} |",
+        f"| goodput, share of the peak | **{over['goodput_share']:.0%}** | **{over['patient_goodput_share']:.0%}** |",
         f"| in each round | {shares} | {patient} |",
         "",
         f"Over all answers of the first kind, refusals too, p50 was {over['p50_ms']:.0f} ms and "

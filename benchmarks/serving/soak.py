@@ -32,33 +32,12 @@ from served import Served, serve  # noqa: E402
 from under_load.kills import kill_often  # noqa: E402
 from under_load.known_requests import KnownRequests  # noqa: E402
 from under_load.model_link import ModelLink  # noqa: E402
-from under_load.reloads import (  # noqa: E402
-    BY_CALL,
-    BY_SIGNAL,
-    BY_WATCH,
-    broken_ways,
-    refuse_under_load,
-    reload_under_load,
-)
+from under_load.reloads import BY_CALL, BY_SIGNAL, BY_WATCH, broken_ways, refuse_under_load, reload_under_load  # noqa: E402
 from under_load.shutdowns import stop_often  # noqa: E402
 
 # (to a server that is told of new models, to one that watches for them)
-LONG = {
-    "requests": (70_000, 30_000),
-    "reloads": (14, 6),
-    "broken": (23, 7),
-    "ends": 20,
-    "kills": 10,
-    "connections": 16,
-}
-SHORT = {
-    "requests": (1_400, 600),
-    "reloads": (4, 2),
-    "broken": (6, 3),
-    "ends": 2,
-    "kills": 2,
-    "connections": 8,
-}
+LONG = {"requests": (70_000, 30_000), "reloads": (14, 6), "broken": (23, 7), "ends": 20, "kills": 10, "connections": 16}
+SHORT = {"requests": (1_400, 600), "reloads": (4, 2), "broken": (6, 3), "ends": 2, "kills": 2, "connections": 8}
 SERVERS = {  # options, ways to change the model, ways to tell of it
     "told": ((), (("switch", BY_SIGNAL), ("overwrite", BY_CALL)), (BY_CALL, BY_SIGNAL)),
     "watching": (("--watch",), (("switch", BY_WATCH), ("overwrite", BY_WATCH)), (BY_WATCH,)),
@@ -125,9 +104,7 @@ def broken(known: KnownRequests, sizes: Sizes) -> Facts:
 def ends(known: KnownRequests, sizes: Sizes) -> Facts:
     facts = {}
     with tempfile.TemporaryDirectory() as folder:
-        several = stop_often(
-            Path(folder), known, n_stops=sizes["ends"], n_connections=16, workers=(1, 2)
-        )
+        several = stop_often(Path(folder), known, n_stops=sizes["ends"], n_connections=16, workers=(1, 2))
         for number, end in enumerate(several, 1):
             facts[str(number)] = end.as_facts() | {"is_passed": end.is_clean}
             say(f"end {number} of {sizes['ends']}: {end}")
@@ -139,10 +116,7 @@ def kills(known: KnownRequests, sizes: Sizes) -> Facts:
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             for kill in kill_often(Path(folder), n_kills=sizes["kills"] // 2, workers=workers):
-                facts[str(len(facts) + 1)] = kill.as_facts() | {
-                    "workers": workers,
-                    "is_passed": kill.is_harmless,
-                }
+                facts[str(len(facts) + 1)] = kill.as_facts() | {"workers": workers, "is_passed": kill.is_harmless}
                 say(f"kill {len(facts)} of {sizes['kills']}: {kill}")
     return facts
 
@@ -190,9 +164,7 @@ def summary(part: str, facts: Facts) -> str:
 
 
 def machine() -> Facts:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip() or None,

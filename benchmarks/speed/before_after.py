@@ -42,9 +42,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def git(*words: str) -> str:
-    finished = subprocess.run(
-        ["git", *words], cwd=REPOSITORY, check=True, capture_output=True, text=True
-    )
+    finished = subprocess.run(["git", *words], cwd=REPOSITORY, check=True, capture_output=True, text=True)
     return finished.stdout.strip()
 
 

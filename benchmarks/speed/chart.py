@@ -23,11 +23,7 @@ def draw_bars(axes: plt.Axes, tools: dict[str, dict[str, float]], column: str) -
         ours = tool == OURS
         axes.barh(place, value or 0, color=OURS_COLOUR if ours else PEER_COLOUR, height=0.72)
         axes.text(
-            (value or 0) + longest * 0.02,
-            place,
-            shown(column, value),
-            va="center",
-            weight="bold" if ours else "normal",
+            (value or 0) + longest * 0.02, place, shown(column, value), va="center", weight="bold" if ours else "normal"
         )
     axes.set_yticks(range(len(names)), [NAMES[tool] for tool in names])
     for label, tool in zip(axes.get_yticklabels(), names, strict=True):
@@ -44,9 +40,7 @@ def draw(result: dict, path: Path) -> None:
     figure, grid = plt.subplots(rows, columns, figsize=(14, 1 + 2.6 * rows), squeeze=False)
     for line, shape in zip(grid, shapes, strict=True):
         about = result["shapes"][shape]
-        for axes, (column, (title, _, _, more_is_better)) in zip(
-            line, COLUMNS.items(), strict=True
-        ):
+        for axes, (column, (title, _, _, more_is_better)) in zip(line, COLUMNS.items(), strict=True):
             draw_bars(axes, result["best"][shape], column)
             axes.spines[["top", "right", "bottom"]].set_visible(False)
             axes.tick_params(axis="y", length=0, labelleft=axes is line[0])
@@ -54,9 +48,7 @@ def draw(result: dict, path: Path) -> None:
             axes.set_title(f"{title}\n({better} is better)", fontsize=11, loc="left")
         kind = "" if about["real"] else ", generated"
         where = f"{shape}{kind}: {about['n_items']:,} items, up to {about['max_len']} a history"
-        line[0].annotate(
-            where, (0, 1.32), xycoords="axes fraction", fontsize=12, weight="bold", ha="left"
-        )
+        line[0].annotate(where, (0, 1.32), xycoords="axes fraction", fontsize=12, weight="bold", ha="left")
     settings, machine = result["settings"], result["machine"]
     figure.text(
         0.01,

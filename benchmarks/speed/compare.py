@@ -26,11 +26,7 @@ TUNED = "-tuned"
 TASKS = ["train", "score", "one"]
 THREADS = 2
 MODEL = {"batch": 256, "dim": 64, "layers": 2, "heads": 2, "dropout": 0.2}
-KEEP_FREED_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**36),
-    "MALLOC_TOP_PAD_": str(64 * 2**20),
-}
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36), "MALLOC_TOP_PAD_": str(64 * 2**20)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -55,9 +51,7 @@ def without_paths(text: str) -> str:
     return text.replace(str(REPOSITORY), ".").replace(tempfile.gettempdir(), "TMP")
 
 
-def run_tool(
-    command: list[str], limit: float, variables: dict[str, str] | None = None
-) -> dict[str, Any]:
+def run_tool(command: list[str], limit: float, variables: dict[str, str] | None = None) -> dict[str, Any]:
     """What a tool's script measured, or its error; `variables` are added to its environment."""
     with tempfile.TemporaryDirectory() as scratch:
         threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
@@ -134,9 +128,7 @@ def run_all(arguments: argparse.Namespace, files: dict[str, Path]) -> list[dict[
         place = {"round": n_before + number + 1, "shape": shape, "task": task, "tool": tool}
         allocator = "its own" if tool == OURS else ("kept" if keep_memory else "default")
         runs.append({**answer, **place, "allocator": allocator})
-        where = (
-            f"round {n_before + number + 1} {shape:<6} {task:<5} {tool:<11} memory {allocator:<7}"
-        )
+        where = f"round {n_before + number + 1} {shape:<6} {task:<5} {tool:<11} memory {allocator:<7}"
         print(f"[{step}/{len(places)}] {where} {one_line(answer)}", flush=True)
     return before + runs
 

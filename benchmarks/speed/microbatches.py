@@ -143,10 +143,7 @@ def main() -> None:
                 compare(step, sizes_around(size), sequences.n_users, n, arguments.seconds)
 
 
-TASKS = {
-    "train": (training_step, FOR_TRAINING, BATCH),
-    "score": (scoring_step, FOR_SCORING, USERS_AT_ONCE),
-}
+TASKS = {"train": (training_step, FOR_TRAINING, BATCH), "score": (scoring_step, FOR_SCORING, USERS_AT_ONCE)}
 
 if __name__ == "__main__":
     main()

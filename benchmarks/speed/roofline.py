@@ -59,10 +59,7 @@ def measure_products() -> dict[str, dict[str, float]]:
             for name, (rows, inner, columns) in PRODUCTS.items():
                 operations = 2 * rows * inner * columns
                 repeats = max(1, int(SECONDS * 60e9 / operations))
-                given = [
-                    (torch.randn(rows, inner), torch.randn(inner, columns), repeats)
-                    for _ in range(workers.n)
-                ]
+                given = [(torch.randn(rows, inner), torch.randn(inner, columns), repeats) for _ in range(workers.n)]
                 multiply(given[0])
                 split = operations * repeats / seconds_of(lambda given=given: multiply(given[0]))
                 workers.map(multiply, given)

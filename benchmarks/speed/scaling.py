@@ -78,9 +78,7 @@ def generate(point: Point) -> SimpleNamespace:
     offsets = np.append(0, np.cumsum(lengths + 2))
     popularity = (np.arange(point.items) + 40.0) ** -0.9
     tokens = generator.choice(point.items, offsets[-1], p=popularity / popularity.sum())
-    return SimpleNamespace(
-        tokens=tokens.astype(np.int32), offsets=offsets, n_items=point.items, n_users=point.users
-    )
+    return SimpleNamespace(tokens=tokens.astype(np.int32), offsets=offsets, n_items=point.items, n_users=point.users)
 
 
 def measure(point: Point) -> dict[str, Any]:

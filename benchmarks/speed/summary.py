@@ -39,9 +39,7 @@ def best_of(runs: list[dict[str, Any]], worst_memory_of: Sequence[str] = (OURS,)
     return best
 
 
-def best_peer(
-    tools: dict[str, dict[str, float]], column: str, *, tuned: bool = False
-) -> str | None:
+def best_peer(tools: dict[str, dict[str, float]], column: str, *, tuned: bool = False) -> str | None:
     peers = [
         tool
         for tool, figures in tools.items()

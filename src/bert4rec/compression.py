@@ -94,9 +94,7 @@ def compress(
     return Compressed(after, named, test, *sizes)
 
 
-def quantize(
-    recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE
-) -> Recommender:
+def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE) -> Recommender:
     """The same recommender with quantized item embeddings; the given one stays as it is."""
     if code not in get_args(Code):
         raise ValueError(f"item vectors as {code!r}: choose one of {', '.join(get_args(Code))}")
@@ -126,18 +124,14 @@ def quantize(
 
 
 @torch.no_grad()
-def _quantized(
-    embedding: RowEmbedding, n_items: int, code: Code, numbers_per_byte: int
-) -> QuantizedEmbedding:
+def _quantized(embedding: RowEmbedding, n_items: int, code: Code, numbers_per_byte: int) -> QuantizedEmbedding:
     weight = embedding.weight.detach().cpu()
     if code == "int8":
         return int8_embedding(weight, n_items)
     return _product_quantized(weight, n_items, numbers_per_byte)
 
 
-def _product_quantized(
-    weight: torch.Tensor, n_items: int, numbers_per_byte: int
-) -> ProductQuantizedEmbedding:
+def _product_quantized(weight: torch.Tensor, n_items: int, numbers_per_byte: int) -> ProductQuantizedEmbedding:
     """(≥V, D) vectors by faiss's k-means for each part of them; the rows behind V stay exact."""
     dim = weight.shape[1]
     if numbers_per_byte < 1 or dim % numbers_per_byte:
@@ -148,15 +142,12 @@ def _product_quantized(
         )
     if n_items < N_CENTROIDS:
         raise ValueError(
-            f"product quantization needs {N_CENTROIDS} items or more, and the model has {n_items}: "
-            "use int8"
+            f"product quantization needs {N_CENTROIDS} items or more, and the model has {n_items}: use int8"
         )
     try:
         import faiss
     except ModuleNotFoundError:
-        raise ValueError(
-            "product quantization needs faiss: pip install 'bert4rec[scale]', or use int8"
-        ) from None
+        raise ValueError("product quantization needs faiss: pip install 'bert4rec[scale]', or use int8") from None
     quantizer = faiss.ProductQuantizer(dim, dim // numbers_per_byte, 8)
     quantizer.cp.min_points_per_centroid = 1  # few items are no reason for a line on stderr
     items = weight[:n_items].contiguous().numpy()

@@ -20,15 +20,7 @@ from bert4rec.losses import LOSSES, AutoLoss, LossSettings
 from bert4rec.models import MODELS
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.objectives import OBJECTIVES, NextItemStage, StageSettings
-from bert4rec.settings import (
-    Count,
-    Positive,
-    Registry,
-    Settings,
-    description_of,
-    nearest,
-    parse_settings,
-)
+from bert4rec.settings import Count, Positive, Registry, Settings, description_of, nearest, parse_settings
 
 SHARP_FROM = 10_000  # items from which on a softmax that starts even learns slowly
 SAMPLED_FROM = 20_000  # items from which on the softmax over all of them dominates a step
@@ -42,9 +34,7 @@ class TrainingSettings(Settings):
     )
     warmup_steps: Count = Field(100, description="steps of linear warm-up at the start of a stage")
     on_validation: bool = Field(
-        False,
-        description="train on the validation items too, for the epochs given: nothing is left to "
-        "choose them by",
+        False, description="train on the validation items too, for the epochs given: nothing is left to choose them by"
     )
     validate_every: Positive = Field(2, description="epochs between two validations")
     validation_users: Positive | None = Field(
@@ -76,9 +66,7 @@ class EvaluationSettings(Settings):
         (1, 5, 10, 20), description="cut-offs of the metrics"
     )
     exclude_seen: bool = Field(True, description="never recommend what the history holds already")
-    users: Positive | None = Field(
-        None, description="users in the final evaluation, drawn once; none takes all"
-    )
+    users: Positive | None = Field(None, description="users in the final evaluation, drawn once; none takes all")
 
 
 def _parse_model(values: Any) -> Any:
@@ -96,15 +84,10 @@ def _named(values: Any, default: str) -> Any:
 def _parse_stages(values: Any) -> Any:
     if not isinstance(values, list | tuple):
         raise ValueError("stages is not a list: write [[stages]] above the settings of each stage")
-    return tuple(
-        _parse_named(stage, OBJECTIVES, "objective", f"stages.{place}")
-        for place, stage in enumerate(values)
-    )
+    return tuple(_parse_named(stage, OBJECTIVES, "objective", f"stages.{place}") for place, stage in enumerate(values))
 
 
-def _parse_named(
-    values: Any, registry: Registry[Any], key: str, place: str, attribute: str | None = None
-) -> Any:
+def _parse_named(values: Any, registry: Registry[Any], key: str, place: str, attribute: str | None = None) -> Any:
     if isinstance(values, Settings):
         return values
     if not isinstance(values, dict) or key not in values:
@@ -194,9 +177,7 @@ def _why_not(model: str, stage: StageSettings) -> str | None:
         return f"objective = {objective}: {model} cannot be trained so, it is only fitted"
     is_from_elsewhere = ":" in objective  # another package knows which models it is for
     if objective not in objectives and not is_from_elsewhere:
-        return (
-            f"objective = {objective}: {model} cannot be trained so, it has {', '.join(objectives)}"
-        )
+        return f"objective = {objective}: {model} cannot be trained so, it has {', '.join(objectives)}"
     if getattr(stage, "bidirectional_prefix", False) and "cloze" not in objectives:
         return f"bidirectional_prefix: {model} reads histories in one direction"
     return None
@@ -216,23 +197,18 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
 
 def recipe_names() -> list[str]:
     folder = resources.files("bert4rec") / "recipes"
-    return sorted(
-        Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def recipe_text(name: str) -> str:
     if name not in recipe_names():
         raise ValueError(
-            f"no recipe is named {name!r}{nearest(name, recipe_names())}; "
-            f"there are: {', '.join(recipe_names())}"
+            f"no recipe is named {name!r}{nearest(name, recipe_names())}; there are: {', '.join(recipe_names())}"
         )
     return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def load_config(
-    recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()
-) -> Config:
+def load_config(recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """The recipe's settings, the file's on top of them, and `section.key=value` on top of both."""
     values = tomllib.loads(recipe_text(recipe))
     if file is not None:
@@ -297,8 +273,7 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
                 raise ValueError(f"--set {key}: the model is only fitted, it has no stages")
             if len(parts) != 3 or not parts[1].isdigit() or int(parts[1]) >= len(stages):
                 raise ValueError(
-                    f"--set {key}: write stages.N.key, N from 0 to {len(stages) - 1}, as in "
-                    "stages.0.epochs=20"
+                    f"--set {key}: write stages.N.key, N from 0 to {len(stages) - 1}, as in stages.0.epochs=20"
                 )
             place = int(parts[1])
             stages = [*stages]
@@ -320,9 +295,7 @@ def _full_name(key: str, values: dict[str, Any]) -> list[str]:
     if names:
         raise ValueError(f"--set {key}: several settings have that name: {', '.join(names)}")
     known = {name.split(".")[-1] for name, _, _ in setting_descriptions(config)}
-    raise ValueError(
-        f"--set {key}: no setting has that name{nearest(key, known)}; write section.key=value"
-    )
+    raise ValueError(f"--set {key}: no setting has that name{nearest(key, known)}; write section.key=value")
 
 
 def _with_stages(values: dict[str, Any]) -> dict[str, Any]:

@@ -32,9 +32,7 @@ def alone_in(directory: Path) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(
-                f"another process is at work in {directory}: wait for it, or give another --out"
-            ) from None
+            raise ValueError(f"another process is at work in {directory}: wait for it, or give another --out") from None
         yield file.fileno()
 
 
@@ -83,10 +81,7 @@ def write_manifest(directory: Path, names: Iterable[str] | None = None) -> None:
     for name in sorted(names or (path.name for path in directory.iterdir())):
         with (directory / name).open("rb+") as file:
             os.fsync(file.fileno())
-        files[name] = {
-            "sha256": sha256(directory / name),
-            "bytes": (directory / name).stat().st_size,
-        }
+        files[name] = {"sha256": sha256(directory / name), "bytes": (directory / name).stat().st_size}
     write_file(directory / MANIFEST, json.dumps({"files": files}, indent=2))
 
 
@@ -94,10 +89,7 @@ def verify_manifest(directory: Path) -> None:
     """Raise a ValueError that names the first file that is missing, truncated or changed."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        files = {
-            str(name): (int(facts["bytes"]), str(facts["sha256"]))
-            for name, facts in manifest["files"].items()
-        }
+        files = {str(name): (int(facts["bytes"]), str(facts["sha256"])) for name, facts in manifest["files"].items()}
     except FileNotFoundError:
         raise ValueError(f"{directory} has no {MANIFEST}: it is not complete") from None
     except (ValueError, KeyError, TypeError, AttributeError):

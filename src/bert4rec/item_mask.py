@@ -55,12 +55,7 @@ class ItemMask:
 
     @classmethod
     def of_histories(
-        cls,
-        histories: Spans,
-        n_items: int,
-        *,
-        exclude_seen: bool,
-        excluded: ExcludedItems | None = None,
+        cls, histories: Spans, n_items: int, *, exclude_seen: bool, excluded: ExcludedItems | None = None
     ) -> Self:
         """Of whole histories, one per row: all that was seen is hidden, or nothing."""
         if not exclude_seen:

@@ -19,12 +19,7 @@ from bert4rec.config import RunConfig, parse_run_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.durable import MANIFEST, new_file, verify_manifest, write_file, write_manifest
 from bert4rec.models import MODELS, Model
-from bert4rec.retrieval.index_files import (
-    delete_other_indexes,
-    index_name,
-    read_index,
-    write_index,
-)
+from bert4rec.retrieval.index_files import delete_other_indexes, index_name, read_index, write_index
 from bert4rec.retrieval.item_index import ItemIndex, has_faiss, note_missing_faiss
 from bert4rec.scoring import item_products
 
@@ -72,9 +67,7 @@ def load_model(directory: Path, *, with_index: bool) -> SavedModel:
     try:
         return _load(directory, with_index=with_index)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{directory} was being replaced: load it again ({error.filename} is gone)"
-        ) from None
+        raise ValueError(f"{directory} was being replaced: load it again ({error.filename} is gone)") from None
 
 
 def _load(directory: Path, *, with_index: bool) -> SavedModel:

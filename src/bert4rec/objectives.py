@@ -31,9 +31,7 @@ from bert4rec.settings import Count, Positive, Registry, Settings, Share
 
 RANDOM_CUT_SHARE = 0.9  # of the histories, in `last_item`; the others end where they end
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
-MaxQueries = Annotated[
-    Positive | None, Field(description="predict at most this many items per sequence")
-]
+MaxQueries = Annotated[Positive | None, Field(description="predict at most this many items per sequence")]
 WindowStride = Annotated[
     Annotated[float, Field(gt=0, le=1)] | None,
     Field(
@@ -101,9 +99,7 @@ class ClozeStage(StageSettings):
     patience: Positive | None = 15
     mask_ratio: MaskRatio = Field(0.2, description="rho: the share of items that is masked")
     max_queries: MaxQueries = None
-    last_item_share: Share = Field(
-        0.1, description="share of the sequences in which only the last item is masked"
-    )
+    last_item_share: Share = Field(0.1, description="share of the sequences in which only the last item is masked")
     window_stride: WindowStride = None
 
     def build(self, train: Spans, spec: ModelSpec) -> Objective:
@@ -153,9 +149,7 @@ class LastItemStage(StageSettings):
             inputs = sequences.masked_fill(is_masked, spec.mask)
             return Examples(inputs, sequences[..., None], is_masked[..., None])
 
-        return Objective(
-            lambda generator: random_prefixes(train, spec.max_len, generator), examples
-        )
+        return Objective(lambda generator: random_prefixes(train, spec.max_len, generator), examples)
 
 
 class NextItemStage(StageSettings):
@@ -242,9 +236,7 @@ def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
     steps_back = (np.arange(len(owner)) - np.repeat(first_window, n_windows)) * step
     starts = spans.starts[owner]
     # A window that would reach back before the start is shifted right, so that all are full.
-    ends = np.maximum(
-        spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner])
-    )
+    ends = np.maximum(spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner]))
     return Spans(spans.tokens, np.maximum(ends - max_len, starts), ends, spans.users[owner])
 
 

@@ -174,11 +174,7 @@ def dry_run(sequences: Sequences, config: Config, seconds: float = 3.0) -> DryRu
 
 
 def evaluate_held_out(
-    model: Model,
-    held_out: HeldOut,
-    split: Split,
-    config: RunConfig,
-    on_progress: OnProgress | None = None,
+    model: Model, held_out: HeldOut, split: Split, config: RunConfig, on_progress: OnProgress | None = None
 ) -> Evaluation:
     settings = config.evaluation
     if settings.users is not None:
@@ -235,9 +231,7 @@ def _fit_once(split: Split, config: RunConfig) -> Model:
     return model.fit(train, split.n_items, config.model, config.training.seed)
 
 
-def _fit(
-    run: _Run, options: RunOptions, console: Console | None, group: ProcessGroup
-) -> tuple[Model, dict[str, Any]]:
+def _fit(run: _Run, options: RunOptions, console: Console | None, group: ProcessGroup) -> tuple[Model, dict[str, Any]]:
     """The trained model, and facts about its training."""
     split, config, out = run.split, run.config, run.out
     if is_fitted(MODELS[config.model.name]):
@@ -254,10 +248,7 @@ def _fit(
     options = replace(options, resume=group.from_first(options.resume))
     n_shards = choose_shards(config, out, options.resume, group.n, len(split.train))
     n_shards = group.from_first(n_shards)
-    identity: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
-        "data": run.sequences.fingerprint,
-    }
+    identity: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": run.sequences.fingerprint}
     if n_shards > 1:
         identity["shards"] = n_shards
     group.check_same(version=__version__, torch=str(torch.__version__), **identity)

@@ -20,9 +20,7 @@ class ProgressView:
     line is printed then, and one every 30 seconds. Of several processes the first one `is_shown`.
     """
 
-    def __init__(
-        self, description: str = "", *, console: Console | None = None, is_shown: bool = True
-    ) -> None:
+    def __init__(self, description: str = "", *, console: Console | None = None, is_shown: bool = True) -> None:
         self.console = console or Console(stderr=True)
         self.is_shown = is_shown
         self._bar: Progress | None = None
@@ -32,10 +30,7 @@ class ProgressView:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._remove_bar()
 
@@ -82,9 +77,7 @@ class ProgressView:
             transient=True,
             refresh_per_second=4,
         )
-        self._bar.add_task(
-            self._description, total=self._total, completed=self._done, facts=self._facts
-        )
+        self._bar.add_task(self._description, total=self._total, completed=self._done, facts=self._facts)
         self._bar.start()
 
     def _remove_bar(self) -> None:

@@ -22,14 +22,7 @@ from bert4rec.model_directory import SavedModel
 from bert4rec.models import Model
 from bert4rec.models.popularity import Popularity
 from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.retrieval.index_builder import (
-    LARGE,
-    RECALL,
-    build_index,
-    described,
-    encode_sample,
-    too_few,
-)
+from bert4rec.retrieval.index_builder import LARGE, RECALL, build_index, described, encode_sample, too_few
 from bert4rec.retrieval.item_index import IndexQuality, ItemIndex, has_faiss
 from bert4rec.scoring import (
     HISTORIES_AT_ONCE,
@@ -151,12 +144,7 @@ class Recommender:
                 yield self._named(ranking, row, unknown, is_fallback=not known)
 
     def top_k(
-        self,
-        histories: Spans,
-        k: int = 10,
-        *,
-        exclude_seen: bool = True,
-        excluded: Tensor | None = None,
+        self, histories: Spans, k: int = 10, *, exclude_seen: bool = True, excluded: Tensor | None = None
     ) -> Iterator[Ranking]:
         """The same for histories of tokens, as arrays: the fastest way to answer for many.
 
@@ -167,9 +155,7 @@ class Recommender:
             self._check_reads_histories()
         return self._rank(histories, k, exclude_seen, excluded)
 
-    def _rank(
-        self, histories: Spans, k: int, exclude_seen: bool, excluded: Tensor | None
-    ) -> Iterator[Ranking]:
+    def _rank(self, histories: Spans, k: int, exclude_seen: bool, excluded: Tensor | None) -> Iterator[Ranking]:
         with WorkerThreads() as workers:
             yield from rank_histories(
                 self.model,
@@ -212,17 +198,10 @@ class Recommender:
         if not part_read(known, self.model):
             raise ValueError(f"{self.config.model.name} reads no history: nothing to explain")
         return explain_items(
-            self.model,
-            self._popularity,
-            self.vocabulary,
-            known,
-            tokens,
-            with_attention=with_attention,
+            self.model, self._popularity, self.vocabulary, known, tokens, with_attention=with_attention
         )
 
-    def excluded(
-        self, allow: Iterable[object] | None, block: Iterable[object] | None
-    ) -> Tensor | None:
+    def excluded(self, allow: Iterable[object] | None, block: Iterable[object] | None) -> Tensor | None:
         """(V,) true for items that are not allowed or are blocked; None when all may be shown."""
         if allow is None and block is None:
             return None
@@ -240,9 +219,7 @@ class Recommender:
         config = self.config.with_model("popularity")
         return Recommender(self._popularity, self.vocabulary, config, self.about)
 
-    def _named(
-        self, ranking: Ranking, row: int, unknown: list[object], *, is_fallback: bool
-    ) -> Recommendations:
+    def _named(self, ranking: Ranking, row: int, unknown: list[object], *, is_fallback: bool) -> Recommendations:
         n = int(ranking.n_found[row])
         columns = (column[row, :n].tolist() for column in ranking[:3])
         found = [
@@ -264,9 +241,7 @@ class Recommender:
             return output.block(first, last)[0].detach()
         vectors = self.model.item_vectors() if isinstance(self.model, SequenceModel) else None
         if vectors is None:
-            raise ValueError(
-                f"similar needs item embeddings, and {self.config.model.name} has none"
-            )
+            raise ValueError(f"similar needs item embeddings, and {self.config.model.name} has none")
         return vectors[first:last]
 
     def _blocks(self) -> list[tuple[int, int]]:

@@ -20,9 +20,7 @@ from bert4rec.training.checkpoint import begun_by, has_checkpoint, identity_of
 from bert4rec.training.process_group import ProcessGroup
 
 
-def check_training(
-    sequences: Sequences, config: Config, n_processes: int = 1, *, keep_stages: bool = False
-) -> Split:
+def check_training(sequences: Sequences, config: Config, n_processes: int = 1, *, keep_stages: bool = False) -> Split:
     """The split, when the settings can be carried out; before any work is done."""
     name = config.model.name
     split = SPLITS[config.data.split](sequences)
@@ -30,8 +28,7 @@ def check_training(
     _check_users(split, name)
     if n_processes > 1 and is_fitted(MODELS[name]):
         raise ValueError(
-            f"{name} is fitted in one pass, on one machine: train it without "
-            "torchrun, --processes and --launcher"
+            f"{name} is fitted in one pass, on one machine: train it without torchrun, --processes and --launcher"
         )
     if config.training.shard_items:
         check_can_shard(resolve(config, sequences.n_items), n_processes, keep_stages)
@@ -45,13 +42,10 @@ def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
     is_interrupted = has_checkpoint(out)
     if is_interrupted and not (resume or overwrite):
         raise ValueError(
-            f"{out} holds a training that was interrupted: pass --resume to continue it, "
-            "or --overwrite to start anew"
+            f"{out} holds a training that was interrupted: pass --resume to continue it, or --overwrite to start anew"
         )
     if (out / MANIFEST).exists() and not (overwrite or (resume and is_interrupted)):
-        raise ValueError(
-            f"{out} holds a finished model: name another directory, or pass --overwrite"
-        )
+        raise ValueError(f"{out} holds a finished model: name another directory, or pass --overwrite")
 
 
 def choose_shards(run: RunConfig, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
@@ -94,11 +88,7 @@ def check_same_directory(out: Path, group: ProcessGroup) -> None:
 
 
 def _check_split(split: Split) -> None:
-    sizes = {
-        "train on": len(split.train),
-        "validate on": len(split.validation),
-        "test on": len(split.test),
-    }
+    sizes = {"train on": len(split.train), "validate on": len(split.validation), "test on": len(split.test)}
     for what, size in sizes.items():
         if not size:
             raise ValueError(

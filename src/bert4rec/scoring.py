@@ -186,9 +186,7 @@ def map_held_out(
     return workers.stream(score, group_histories(_lengths_read(held_out.histories, model), most))
 
 
-def rank_held_out(
-    model: Model, held_out: HeldOut, *, exclude_seen: bool, n_workers: int | None = None
-) -> Tensor:
+def rank_held_out(model: Model, held_out: HeldOut, *, exclude_seen: bool, n_workers: int | None = None) -> Tensor:
     """(n,) ranks of the held-out items among all items: what validation needs."""
     ranks = torch.empty(len(held_out), dtype=torch.int64)
 
@@ -218,10 +216,7 @@ def check_scores(scores: Tensor, n_histories: int, n_items: int) -> None:
 
 
 def answer_requests(
-    model: Model,
-    fallback: Model,
-    requests: Sequence[Request],
-    index: CandidateIndex | None = None,
+    model: Model, fallback: Model, requests: Sequence[Request], index: CandidateIndex | None = None
 ) -> list[Ranking]:
     """The best items of every request, in order, each a ranking with one row; on this thread."""
     n_items = model.n_items
@@ -298,9 +293,7 @@ def encode_histories(model: Model, histories: Spans) -> tuple[Tensor, ItemMask]:
     return torch.cat(h)[order], mask
 
 
-def log_probabilities_of(
-    model: Model, fallback: Model, histories: Sequence[list[int]], items: list[int]
-) -> Tensor:
+def log_probabilities_of(model: Model, fallback: Model, histories: Sequence[list[int]], items: list[int]) -> Tensor:
     """(n, items): what the softmax over the whole catalogue gives some items; unknown users."""
     chosen = torch.tensor(items, dtype=torch.int64)
     kept = torch.empty(len(histories), len(items))
@@ -308,9 +301,7 @@ def log_probabilities_of(
         group = [histories[row] for row in rows.tolist()]
         answering = model if group[0] else fallback
         h = answering.encode(torch.full((len(rows),), -1), _padded(group, answering))
-        kept[torch.from_numpy(rows)] = log_probabilities(
-            score_blocks(answering.output(), h), chosen
-        )
+        kept[torch.from_numpy(rows)] = log_probabilities(score_blocks(answering.output(), h), chosen)
     return kept
 
 
@@ -333,12 +324,7 @@ def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.in
 
 
 def _rank(
-    model: Model,
-    users: Tensor,
-    histories: Tensor,
-    mask: ItemMask,
-    k: int,
-    index: CandidateIndex | None,
+    model: Model, users: Tensor, histories: Tensor, mask: ItemMask, k: int, index: CandidateIndex | None
 ) -> Ranking:
     """Of (B, L) histories that are cut already; by the index if there is one for this model."""
     k = min(k, model.n_items)

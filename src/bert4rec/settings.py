@@ -92,15 +92,11 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         home = name if ":" in name else self._homes.get(name)
         if home is None:
-            raise ValueError(
-                f"{self.kind} is {name!r}{nearest(name, self)}: choose one of {', '.join(self)}"
-            )
+            raise ValueError(f"{self.kind} is {name!r}{nearest(name, self)}: choose one of {', '.join(self)}")
         module, _, attribute = home.partition(":")
         try:
             found: Any = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"{self.kind} is {name!r}, which cannot be imported: {error}"
-            ) from None
+            raise ValueError(f"{self.kind} is {name!r}, which cannot be imported: {error}") from None
         result: T = found
         return result

@@ -32,10 +32,7 @@ class WorkerThreads:
         n_cores = torch.get_num_threads()
         self.n = default_workers() if n is None else n
         self._pool = ThreadPoolExecutor(
-            self.n,
-            "bert4rec",
-            initializer=_use_cores,
-            initargs=(max(1, n_cores // self.n), n_cores),
+            self.n, "bert4rec", initializer=_use_cores, initargs=(max(1, n_cores // self.n), n_cores)
         )
 
     def map(self, function: Callable[[Given], Made], given: Iterable[Given]) -> list[Made]:

@@ -144,9 +144,7 @@ def spoiled(number: int) -> Iterator[tuple[str, bytes]]:
         value = json.loads(json.dumps(good))
         for _ in range(chance.randrange(3)):
             _replace_part(value, chance)
-        body = json.dumps(value, ensure_ascii=chance.random() < 0.5).encode(
-            "utf-8", "surrogatepass"
-        )
+        body = json.dumps(value, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
         for _ in range(chance.randrange(3)):
             body = _splintered(body, chance)
         yield path, body
@@ -182,9 +180,7 @@ def _splintered(body: bytes, chance: random.Random) -> bytes:
 def by_hand(url: str, n: int, number: int, headers: dict[str, str]) -> Outcome:
     outcome = Outcome()
     json_headers = {"content-type": "application/json", **headers}
-    with httpx.Client(
-        base_url=url, headers=json_headers, timeout=WITHIN, trust_env=False
-    ) as client:
+    with httpx.Client(base_url=url, headers=json_headers, timeout=WITHIN, trust_env=False) as client:
         for (path, body), _ in zip(spoiled(number), range(n), strict=False):
             began = time.monotonic()
             try:

@@ -59,14 +59,7 @@ def asks_on_without_reading(sock: socket.socket, key: str) -> None:
 
 
 Kind = Callable[[socket.socket, str], None]
-KINDS: list[Kind] = [
-    silent,
-    dribbles_head,
-    dribbles_body,
-    never_reads,
-    reads_a_little,
-    asks_on_without_reading,
-]
+KINDS: list[Kind] = [silent, dribbles_head, dribbles_body, never_reads, reads_a_little, asks_on_without_reading]
 
 
 def _dribble(sock: socket.socket, data: bytes) -> None:
@@ -139,9 +132,7 @@ def _ask_until_told(told: Connection, port: int, key: str) -> None:
     told.send((seconds, n_failed))
 
 
-def seconds_until_closed(
-    port: int, pid: int, kinds: list[Kind], key: str, within: float
-) -> list[float]:
+def seconds_until_closed(port: int, pid: int, kinds: list[Kind], key: str, within: float) -> list[float]:
     """Open a slow client of each of `kinds`; when did the server have 1, 2, … of them closed?
 
     Counted from the last one's start. They start one after the other, because they are to be slow,

@@ -74,9 +74,7 @@ def visit(context: playwright.BrowserContext, url: str) -> Visit:
     page.on(
         "console",
         lambda message: (
-            made.complaints.append(f"console: {message.text}")
-            if message.type in ("error", "warning")
-            else None
+            made.complaints.append(f"console: {message.text}") if message.type in ("error", "warning") else None
         ),
     )
     return made
@@ -85,10 +83,7 @@ def visit(context: playwright.BrowserContext, url: str) -> Visit:
 def shown_titles(recommender: Recommender, history: list[str], k: int = 10) -> list[str]:
     """What should stand there: titles as HTML shows them, or the id where there is none."""
     found = recommender.recommend(history, k)
-    return [
-        " ".join(each.title.split()) if each.title and each.title.strip() else str(each.item)
-        for each in found
-    ]
+    return [" ".join(each.title.split()) if each.title and each.title.strip() else str(each.item) for each in found]
 
 
 def address(page: playwright.Page) -> str:

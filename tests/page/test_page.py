@@ -29,9 +29,7 @@ from served import Served, serve
 
 from bert4rec.recommender import Recommender
 
-pytest.importorskip(
-    "playwright.sync_api", reason="needs the package playwright: pip install playwright"
-)
+pytest.importorskip("playwright.sync_api", reason="needs the package playwright: pip install playwright")
 pytestmark = pytest.mark.skipif(
     CHROME is None, reason="no Chromium or Chrome found: install one, as by `apt install chromium`"
 )
@@ -95,9 +93,7 @@ def test_reasons_are_the_librarys(desk: Visit, recommender: Recommender) -> None
         assert math.isclose(chance / 100, found.probability, abs_tol=0.0006)
 
 
-def test_pointing_at_a_recommendation_shows_what_pulled_it_up_and_down(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_pointing_at_a_recommendation_shows_what_pulled_it_up_and_down(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK)
     expect(page.locator(".because").first).not_to_have_text("…")
     for place, point in ((4, "hover"), (6, "focus"), (2, "click")):
@@ -119,9 +115,7 @@ def test_pointing_at_a_recommendation_shows_what_pulled_it_up_and_down(
         expect(page.locator("#why .bars li").first).to_be_visible()
 
 
-def test_similar_items_open_in_a_drawer_and_can_be_added(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_similar_items_open_in_a_drawer_and_can_be_added(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK)
     first = recommender.recommend(HISTORY).items[0]
     desk.rows().first.get_by_role("button", name="Items similar to").click()
@@ -135,9 +129,7 @@ def test_similar_items_open_in_a_drawer_and_can_be_added(
     expect(page.locator("#history li")).to_have_count(6)
 
 
-def test_filters_are_kept_in_the_link_and_taken_back_by_the_back_button(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_filters_are_kept_in_the_link_and_taken_back_by_the_back_button(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK)
     best = [str(each.item) for each in recommender.recommend(HISTORY)]
     everything = shown_titles(recommender, HISTORY)
@@ -159,9 +151,7 @@ def test_filters_are_kept_in_the_link_and_taken_back_by_the_back_button(
     expect(page.locator(".pick")).to_have_count(50)
     seen = recommender.recommend(HISTORY, 50, exclude_seen=False)
     assert set(HISTORY) & {str(each.item) for each in seen}
-    assert [row.get_attribute("data-id") for row in desk.rows().all()] == [
-        str(each.item) for each in seen
-    ]
+    assert [row.get_attribute("data-id") for row in desk.rows().all()] == [str(each.item) for each in seen]
     assert address(page).endswith("k=50&seen=show")
 
 
@@ -182,9 +172,7 @@ def test_late_suggestions_do_not_cover_what_was_chosen_before_they_came(desk: Vi
     expect(page.locator("#allow-search-list")).to_be_hidden()
 
 
-def test_two_models_stand_side_by_side_with_marks_for_what_both_chose(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_two_models_stand_side_by_side_with_marks_for_what_both_chose(desk: Visit, recommender: Recommender) -> None:
     page = desk.open(LINK + "&k=50")
     expect(page.locator(".pick")).to_have_count(50)
     page.get_by_label("Compare with").select_option("popularity")
@@ -192,8 +180,7 @@ def test_two_models_stand_side_by_side_with_marks_for_what_both_chose(
     expect(columns).to_have_count(2)
     expect(columns.nth(1).locator(".because").first).to_have_text("Popular with everybody")
     first, second = (
-        [row.get_attribute("data-id") for row in column.locator(".recommendation").all()]
-        for column in columns.all()
+        [row.get_attribute("data-id") for row in column.locator(".recommendation").all()] for column in columns.all()
     )
     assert first == [str(each.item) for each in recommender.recommend(HISTORY, 50)]
     both = [item for item in first if item in second]
@@ -253,9 +240,7 @@ def test_a_stored_user_is_found_and_loaded(desk: Visit, recommender: Recommender
     expect(page.locator("#history li.ignored")).to_have_count(1)
 
 
-def test_ids_can_be_pasted_and_unknown_ones_lead_to_popular_items(
-    desk: Visit, recommender: Recommender
-) -> None:
+def test_ids_can_be_pasted_and_unknown_ones_lead_to_popular_items(desk: Visit, recommender: Recommender) -> None:
     page = desk.open()
     page.get_by_role("button", name="Paste ids").click()
     page.locator("#pasted").fill("nobody, <b>knows</b>\n")
@@ -294,9 +279,7 @@ def test_hostile_titles_are_text(desk: Visit, recommender: Recommender) -> None:
 
 
 def test_it_is_all_there_on_a_phone(browser: playwright.Browser, server: Served) -> None:
-    context = browser.new_context(
-        viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True
-    )
+    context = browser.new_context(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
     made = visit(context, server.url)
     page = made.open(LINK + "&with=popularity&block=item-57")
     expect(page.locator(".because").first).not_to_have_text("…")
@@ -336,14 +319,10 @@ def test_the_keyboard_reaches_everything_and_keeps_its_place(desk: Visit) -> Non
     page.get_by_role("button", name="Move Title 3 up").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Enter")
-    expect(page.locator("#history .name")).to_have_text(
-        ["Title 26", "Title 3", "Title 9", "Title 14"]
-    )
+    expect(page.locator("#history .name")).to_have_text(["Title 26", "Title 3", "Title 9", "Title 14"])
 
 
-def test_dark_and_light_follow_the_system_until_somebody_chooses(
-    browser: playwright.Browser, server: Served
-) -> None:
+def test_dark_and_light_follow_the_system_until_somebody_chooses(browser: playwright.Browser, server: Served) -> None:
     context = browser.new_context(color_scheme="dark")
     made = visit(context, server.url)
     page = made.open()
@@ -354,16 +333,12 @@ def test_dark_and_light_follow_the_system_until_somebody_chooses(
     assert light != dark
     page.reload()
     assert page.evaluate(ground) == light
-    expect(page.get_by_role("button", name="Dark colours")).to_have_attribute(
-        "aria-pressed", "false"
-    )
+    expect(page.get_by_role("button", name="Dark colours")).to_have_attribute("aria-pressed", "false")
     assert made.complaints == []
     context.close()
 
 
-def test_a_lost_connection_is_reported_and_restored(
-    browser: playwright.Browser, server: Served
-) -> None:
+def test_a_lost_connection_is_reported_and_restored(browser: playwright.Browser, server: Served) -> None:
     context = browser.new_context()
     made = visit(context, server.url)
     page = made.open(LINK)

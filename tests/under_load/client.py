@@ -46,9 +46,7 @@ class Answer:
         return None
 
 
-def request(
-    path: str, content: object = None, *, method: str | None = None, closes: bool = False
-) -> bytes:
+def request(path: str, content: object = None, *, method: str | None = None, closes: bool = False) -> bytes:
     """The bytes of a request: POST with JSON when there is `content`, otherwise GET."""
     body = b"" if content is None else json.dumps(content).encode()
     lines = [f"{method or ('GET' if content is None else 'POST')} {path} HTTP/1.1"]
@@ -72,10 +70,7 @@ class Connection:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 

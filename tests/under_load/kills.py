@@ -84,13 +84,10 @@ async def _write(served: Served, prefix: str, written: Written) -> None:
             written.acknowledged.update(map(name, events))
 
 
-async def write_until_killed(
-    served: Served, prefix: str, *, kills_main: bool, after: int
-) -> list[Written]:
+async def write_until_killed(served: Served, prefix: str, *, kills_main: bool, after: int) -> list[Written]:
     all_written = [Written() for _ in range(N_WRITERS)]
     tasks = [
-        asyncio.create_task(_write(served, f"{prefix}-{number}", written))
-        for number, written in enumerate(all_written)
+        asyncio.create_task(_write(served, f"{prefix}-{number}", written)) for number, written in enumerate(all_written)
     ]
     async with asyncio.timeout(WRITTEN_WITHIN):
         while sum(len(written.acknowledged) for written in all_written) < after:
@@ -152,11 +149,7 @@ async def _history(connection: Connection, user: str) -> list[dict[str, Any]]:
 
 
 def _compare(
-    user: str,
-    requests: list[list[dict[str, Any]]],
-    stored: list[dict[str, Any]],
-    acknowledged: set[str],
-    kill: Kill,
+    user: str, requests: list[list[dict[str, Any]]], stored: list[dict[str, Any]], acknowledged: set[str], kill: Kill
 ) -> None:
     found = [(event["id"], event["item"], event["time"]) for event in stored]
     kill.n_repeated += len(found) - len(set(found))

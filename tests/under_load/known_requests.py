@@ -47,9 +47,7 @@ class KnownRequests:
     def __init__(self, n_histories: int = 200, seeds: Sequence[int] = (1, 2, 3)) -> None:
         choice = random.Random(0)
         names = [*(f"item-{token}" for token in range(N_ITEMS)), "unknown"]
-        self.histories = [
-            choice.choices(names, k=length % (LONGEST + 1)) for length in range(n_histories)
-        ]
+        self.histories = [choice.choices(names, k=length % (LONGEST + 1)) for length in range(n_histories)]
         self.requests = [
             KnownRequest(request("/v1/recommend", {"history": history, "k": K}), (row,), False)
             for row, history in enumerate(self.histories)
@@ -91,10 +89,7 @@ def _difference(result: Any, expected: Recommendations) -> str | None:
     items = [each["item"] for each in result["items"]]
     if items != [each.item for each in expected]:
         return f"items {items}, not {[each.item for each in expected]}"
-    worst = max(
-        abs(found["score"] - each.score)
-        for found, each in zip(result["items"], expected, strict=True)
-    )
+    worst = max(abs(found["score"] - each.score) for found, each in zip(result["items"], expected, strict=True))
     if worst > TOLERANCE:
         return f"a score is off by {worst}"
     if result["ignored"] != expected.unknown or result["fallback"] != expected.is_fallback:

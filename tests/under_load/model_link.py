@@ -61,9 +61,7 @@ def lines_of(served: Served, message: str) -> list[dict[str, object]]:
 
 
 async def until(
-    look: Callable[[], list[dict[str, object]]],
-    is_enough: Callable[[list[dict[str, object]]], bool],
-    what: str,
+    look: Callable[[], list[dict[str, object]]], is_enough: Callable[[list[dict[str, object]]], bool], what: str
 ) -> list[dict[str, object]]:
     deadline = asyncio.get_running_loop().time() + NOTICED_WITHIN
     while not is_enough(found := look()):

@@ -12,13 +12,7 @@ from served import Served
 from under_load.broken_models import BROKEN, make_broken
 from under_load.checked_load import CheckedLoad
 from under_load.known_requests import KnownRequests
-from under_load.model_link import (
-    ModelLink,
-    lines_of,
-    reload_by_call,
-    reload_by_signal,
-    until_logged,
-)
+from under_load.model_link import ModelLink, lines_of, reload_by_call, reload_by_signal, until_logged
 
 Progress = Callable[[str], None]
 BY_CALL, BY_SIGNAL, BY_WATCH = "call", "signal", "watch"  # how a server is told
@@ -116,9 +110,7 @@ async def refuse_under_load(
             link.switch_to(directory)
             if told == BY_CALL:
                 answer = await reload_by_call(served)
-                assert (answer.status, answer.json["error"]["code"]) == (409, "model_refused"), (
-                    f"{way}: {answer}"
-                )
+                assert (answer.status, answer.json["error"]["code"]) == (409, "model_refused"), f"{way}: {answer}"
             elif told == BY_SIGNAL:
                 await reload_by_signal(served)
             await until_logged(served, "model refused", n_refused + 1)

@@ -91,9 +91,7 @@ class Clients:
         self.end.faults.append(fault)
 
 
-async def stop_under_load(
-    served: Served, known: KnownRequests, *, n_connections: int, after: int
-) -> Shutdown:
+async def stop_under_load(served: Served, known: KnownRequests, *, n_connections: int, after: int) -> Shutdown:
     """The server gets SIGTERM `after` so many responses, and has exited when this returns."""
     clients = Clients(served, known)
     tasks = [asyncio.create_task(clients.run(i % 2 == 0)) for i in range(n_connections)]
@@ -117,11 +115,7 @@ async def stop_under_load(
 def _compare_with_log(served: Served, clients: Clients) -> None:
     lines = served.log_lines()
     requests = [line for line in lines if line["logger"] == "bert4rec.access"]
-    accepted = Counter(
-        str(line["request_id"])
-        for line in requests
-        if str(line["path"]).startswith("/v1/recommend")
-    )
+    accepted = Counter(str(line["request_id"]) for line in requests if str(line["path"]).startswith("/v1/recommend"))
     end = clients.end
     end.n_accepted = accepted.total()
     end.n_lost = (accepted - clients.ids).total()

@@ -28,9 +28,7 @@ def training_batches(
     while True:
         order = generator.permutation(len(rows))
         for start in range(0, len(order), batch):
-            tokens = pad(
-                [rows[i] for i in order[start : start + batch]], max_len, sequences.n_items
-            )
+            tokens = pad([rows[i] for i in order[start : start + batch]], max_len, sequences.n_items)
             asked = generator.random(tokens.shape) < mask_ratio
             asked &= tokens != sequences.n_items
             targets = np.where(asked, tokens, NOT_ASKED)

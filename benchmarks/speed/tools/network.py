@@ -5,23 +5,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 from batches import scoring_batches, training_batches
-from measure import (
-    N_HISTORIES,
-    THREADS,
-    TOP,
-    Sequences,
-    Stopwatch,
-    median_milliseconds,
-    report,
-)
+from measure import N_HISTORIES, THREADS, TOP, Sequences, Stopwatch, median_milliseconds, report
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of tokens and targets
 Scores = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of tokens and the asked places
 
 
-def train(
-    arguments: argparse.Namespace, sequences: Sequences, network: torch.nn.Module, loss_of: Loss
-) -> Stopwatch:
+def train(arguments: argparse.Namespace, sequences: Sequences, network: torch.nn.Module, loss_of: Loss) -> Stopwatch:
     """An ordinary training loop with AdamW; every row of a batch is one sequence."""
     network.train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, fused=True)
@@ -69,9 +59,7 @@ def one(arguments: argparse.Namespace, sequences: Sequences, scores_of: Scores) 
         places = tuple(map(torch.from_numpy, seen))
         batches.append((torch.from_numpy(tokens), torch.from_numpy(last), places))
     with torch.inference_mode():
-        return median_milliseconds(
-            lambda i: top(scores_of, *batches[i % N_HISTORIES], sequences.n_items)
-        )
+        return median_milliseconds(lambda i: top(scores_of, *batches[i % N_HISTORIES], sequences.n_items))
 
 
 def run(

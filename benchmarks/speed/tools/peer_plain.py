@@ -17,12 +17,7 @@ class Plain(nn.Module):
         self.dropout = nn.Dropout(arguments.dropout)
         self.bias = nn.Parameter(torch.zeros(n_items + 2))
         layer = nn.TransformerEncoderLayer(
-            arguments.dim,
-            arguments.heads,
-            4 * arguments.dim,
-            arguments.dropout,
-            "gelu",
-            batch_first=True,
+            arguments.dim, arguments.heads, 4 * arguments.dim, arguments.dropout, "gelu", batch_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, arguments.layers)
 

@@ -152,9 +152,7 @@ def main() -> None:
     torch.manual_seed(0)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     sequences = Sequences(arguments.sequences)
-    answer = {
-        "note": "vocabulary from its training sequences, as the library does; 0 workers (default)"
-    }
+    answer = {"note": "vocabulary from its training sequences, as the library does; 0 workers (default)"}
     if arguments.task == "one":
         answer["p50_ms"], answer["note"] = one(arguments, sequences)
     else:

@@ -24,17 +24,8 @@ from measure import (
     users_in_random_order,
 )
 from replay.data import FeatureHint, FeatureSource, FeatureType
-from replay.data.nn import (
-    PandasSequentialDataset,
-    TensorFeatureInfo,
-    TensorFeatureSource,
-    TensorSchema,
-)
-from replay.models.nn.sequential.bert4rec import (
-    Bert4Rec,
-    Bert4RecPredictionDataset,
-    Bert4RecTrainingDataset,
-)
+from replay.data.nn import PandasSequentialDataset, TensorFeatureInfo, TensorFeatureSource, TensorSchema
+from replay.models.nn.sequential.bert4rec import Bert4Rec, Bert4RecPredictionDataset, Bert4RecTrainingDataset
 from replay.models.nn.sequential.compiled import Bert4RecCompiled
 from replay.models.nn.sequential.postprocessors import RemoveSeenItems
 from torch.utils.data import DataLoader
@@ -54,9 +45,7 @@ def schema_of(arguments, sequences: Sequences) -> TensorSchema:
     )
 
 
-def dataset_of(
-    schema: TensorSchema, sequences: list[np.ndarray], users: np.ndarray
-) -> PandasSequentialDataset:
+def dataset_of(schema: TensorSchema, sequences: list[np.ndarray], users: np.ndarray) -> PandasSequentialDataset:
     rows = [sequences[user].astype(np.int64) for user in users]
     table = pd.DataFrame({"user_id": users, "item_id": rows})
     return PandasSequentialDataset(schema, "user_id", "item_id", table)

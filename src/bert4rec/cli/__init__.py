@@ -38,9 +38,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         output.print(f"bert4rec {__version__}", highlight=False)
         raise typer.Exit

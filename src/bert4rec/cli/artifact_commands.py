@@ -21,8 +21,7 @@ def index(
         ),
     ] = "auto",
     recall: Annotated[
-        float,
-        typer.Option(help="Share of the ten best items that the index has to find, from 0 to 1."),
+        float, typer.Option(help="Share of the ten best items that the index has to find, from 0 to 1.")
     ] = 0.97,
     data: PreparedData = None,
 ) -> None:
@@ -58,16 +57,14 @@ def compress(
     model: ModelDirectory,
     out: Annotated[Path, typer.Option(help="Directory for the smaller copy.")],
     item_vectors: Annotated[
-        Literal["int8", "pq"],
-        typer.Option(help="One byte per number, or product quantization: one byte for several."),
+        Literal["int8", "pq"], typer.Option(help="One byte per number, or product quantization: one byte for several.")
     ] = "int8",
     numbers_per_byte: Annotated[
         int, typer.Option(help="For pq: how many numbers of an item's vector share a byte.")
     ] = 2,
     data: PreparedData = None,
     users: Annotated[
-        int | None,
-        typer.Option(help="Evaluate on this many random users at most. [default: all]"),
+        int | None, typer.Option(help="Evaluate on this many random users at most. [default: all]")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace the model at --out.")] = False,
 ) -> None:

@@ -64,10 +64,7 @@ def print_next(*commands: list[object]) -> None:
 
 
 def describe(sequences: Sequences) -> None:
-    say(
-        f"{sequences.n_users:,} users, {sequences.n_items:,} items, "
-        f"{sequences.n_interactions:,} interactions"
-    )
+    say(f"{sequences.n_users:,} users, {sequences.n_items:,} items, {sequences.n_interactions:,} interactions")
 
 
 def print_outcome(outcome: Outcome, out: Path) -> None:

@@ -47,16 +47,12 @@ def prepare(
     overrides: Overrides = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; defaults to all cores.")] = None,
     launcher: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="Run on this machine, or on the workers of a Ray cluster."),
+        Literal["local", "ray"], typer.Option(help="Run on this machine, or on the workers of a Ray cluster.")
     ] = "local",
     ray_address: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT or auto; defaults to RAY_ADDRESS, else Ray starts here."),
+        str | None, typer.Option(help="HOST:PORT or auto; defaults to RAY_ADDRESS, else Ray starts here.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Workers of the cluster, one CPU each; defaults to all.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers of the cluster, one CPU each; defaults to all.")] = None,
     *,
     table: TableOptions,
 ) -> None:

@@ -16,17 +16,10 @@ if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
     from bert4rec.serving.store import HistoryStore
 
-app = typer.Typer(
-    help="Import, list and compact the stored histories of a service.", no_args_is_help=True
-)
+app = typer.Typer(help="Import, list and compact the stored histories of a service.", no_args_is_help=True)
 
 StoreUrl = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="BERT4REC_STORE",
-        help="sqlite:PATH or redis://HOST:PORT/DB, as for `serve`.",
-    ),
+    str, typer.Option("--store", envvar="BERT4REC_STORE", help="sqlite:PATH or redis://HOST:PORT/DB, as for `serve`.")
 ]
 T = TypeVar("T")
 
@@ -34,9 +27,7 @@ T = TypeVar("T")
 @app.command("import")
 @reads_a_table
 def import_table(
-    data: Annotated[
-        str, typer.Argument(help="A table of interactions, a prepared directory, or `demo`.")
-    ],
+    data: Annotated[str, typer.Argument(help="A table of interactions, a prepared directory, or `demo`.")],
     store: StoreUrl,
     *,
     table: TableOptions,
@@ -105,18 +96,10 @@ def _sequences(data: str, table: TableOptions, folder: Path) -> Sequences:
     memory = values.pop("memory")
     with progress_bar("downloading") as on_download:
         interactions = interactions_of(data, Reading(**values), on_download)
-    return prepare(
-        interactions,
-        out=folder / "histories",
-        memory_limit=memory,
-        for_training=False,
-        progress=say,
-    )
+    return prepare(interactions, out=folder / "histories", memory_limit=memory, for_training=False, progress=say)
 
 
-def _with_store(
-    url: str, query: Callable[[HistoryStore], Awaitable[T]], *, may_create: bool = True
-) -> T:
+def _with_store(url: str, query: Callable[[HistoryStore], Awaitable[T]], *, may_create: bool = True) -> T:
     import asyncio
 
     from bert4rec.serving.store import StoreUnavailable, open_store

@@ -28,13 +28,10 @@ def lab(
     context: typer.Context,
     data: Annotated[str | None, typer.Argument(help=DATA_HELP)] = None,
     models: Annotated[
-        list[str] | None,
-        typer.Option(help="Recipes or TOML files, separated by commas. \\[default: all]"),
+        list[str] | None, typer.Option(help="Recipes or TOML files, separated by commas. \\[default: all]")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 3,
-    budget: Annotated[
-        str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")
-    ] = "20m",
+    budget: Annotated[str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")] = "20m",
     out: Annotated[Path, typer.Option(help="Directory of the lab.")] = Path("runs/lab"),
     overrides: Overrides = None,
     overwrite: Annotated[
@@ -45,9 +42,7 @@ def lab(
             "evaluation, begin the lab anew; its runs move to runs.old.",
         ),
     ] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing; write the report again.")
-    ] = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; write the report again.")] = False,
     latex: Latex = False,
     markdown: Markdown = False,
     *,
@@ -64,9 +59,7 @@ def lab(
         _report(out, printed)
         return
     if data is None:
-        raise ValueError(
-            "no data is named: pass a table, `demo`, or a name of `bert4rec data list`"
-        )
+        raise ValueError("no data is named: pass a table, `demo`, or a name of `bert4rec data list`")
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import choose_contenders, split_names
 

@@ -31,9 +31,7 @@ from bert4rec.cli.options import (
 )
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo"),
-) -> None:
+def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo")) -> None:
     """Train, evaluate and recommend on the embedded data set, in two minutes."""
     from rich.table import Table
 
@@ -92,9 +90,7 @@ def evaluate(
         Literal["test", "validation"], typer.Option("--on", help="Which held-out items to rank.")
     ] = "test",
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Save metrics.json and per_user.parquet here.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Save metrics.json and per_user.parquet here.")] = None,
 ) -> None:
     """Evaluate a trained model again, with other settings if you like.
 
@@ -127,8 +123,7 @@ def compare(
     run_a: Annotated[Path, typer.Argument(help="Directory of an evaluated model.")],
     run_b: Annotated[Path, typer.Argument(help="Directory of another one.")],
     metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metric", help="May be repeated. [default: HR@10, NDCG@10, MRR]"),
+        list[str] | None, typer.Option("--metric", help="May be repeated. [default: HR@10, NDCG@10, MRR]")
     ] = None,
     protocol: Annotated[
         Literal["full", "popularity", "uniform"], typer.Option(help="Which ranks to compare.")
@@ -148,9 +143,7 @@ def compare(
         typer.echo(comparison_text(comparison).to_text(printed), nl=False)
 
 
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None,
-) -> None:
+def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None) -> None:
     """List the recipes, or show one as TOML, to start your own --config file from."""
     from bert4rec.config import recipe_names, recipe_text
 
@@ -179,9 +172,7 @@ def models() -> None:
     output.print(table)
 
 
-def settings(
-    recipe: Recipe = "default", config: ConfigFile = None, overrides: Overrides = None
-) -> None:
+def settings(recipe: Recipe = "default", config: ConfigFile = None, overrides: Overrides = None) -> None:
     """List every setting of a run with its value and meaning, for --set and --config."""
     from rich.table import Table
 

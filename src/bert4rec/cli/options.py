@@ -27,17 +27,12 @@ DATA_HELP = (
     "a prepared folder, `demo`, or a name from `bert4rec data list`."
 )
 ModelDirectory = Annotated[Path, typer.Argument(help="Directory of a trained model.")]
-PreparedData = Annotated[
-    str | None, typer.Option(help="Prepared data folder, if it was moved since training.")
-]
+PreparedData = Annotated[str | None, typer.Option(help="Prepared data folder, if it was moved since training.")]
 Count = Annotated[int, typer.Option("--k", "-k", help="How many items.")]
 Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
-ConfigFile = Annotated[
-    str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")
-]
+ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated."),
+    list[str] | None, typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated.")
 ]
 RAY_ADDRESS_HELP = (
     "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Without it RAY_ADDRESS "
@@ -48,37 +43,21 @@ TABLE = "How to read the table"
 UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
 ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
 TimeColumn = Annotated[
-    str | None,
-    typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE),
+    str | None, typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE)
 ]
-RatingColumn = Annotated[
-    str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)
-]
-Delimiter = Annotated[
-    str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)
-]
+RatingColumn = Annotated[str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)]
+Delimiter = Annotated[str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)]
 Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE
-    ),
+    bool | None, typer.Option("--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE)
 ]
-Encoding = Annotated[
-    str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)
-]
+Encoding = Annotated[str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)]
 OnBadRows = Annotated[
-    Literal["error", "skip"],
-    typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE),
+    Literal["error", "skip"], typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE)
 ]
 Items = Annotated[
-    str | None,
-    typer.Option(
-        "--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE
-    ),
+    str | None, typer.Option("--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE)
 ]
-SortMemory = Annotated[
-    str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")
-]
+SortMemory = Annotated[str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")]
 
 
 def training_data(about: dict[str, object], named: str | None) -> Sequences:
@@ -129,9 +108,7 @@ def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | N
 AllowRemote = Annotated[
     bool,
     typer.Option(
-        "--allow-remote",
-        help="The table may be Parquet files at s3://…, gs://… or https://….",
-        rich_help_panel=TABLE,
+        "--allow-remote", help="The table may be Parquet files at s3://…, gs://… or https://….", rich_help_panel=TABLE
     ),
 ]
 

@@ -41,8 +41,7 @@ def recommend(
     model: ModelDirectory,
     history: Annotated[str | None, typer.Option(help=HISTORY_HELP)] = None,
     users: Annotated[
-        str | None,
-        typer.Option(help="`all` users of the training data, or a table of their interactions."),
+        str | None, typer.Option(help="`all` users of the training data, or a table of their interactions.")
     ] = None,
     out: Annotated[
         str | None,
@@ -52,25 +51,16 @@ def recommend(
         ),
     ] = None,
     k: Count = 10,
-    keep_seen: Annotated[
-        bool, typer.Option("--keep-seen", help="Recommend items of the history too.")
-    ] = False,
-    allow: Annotated[
-        str | None, typer.Option(help="Only these items, separated by commas.")
-    ] = None,
-    block: Annotated[
-        str | None, typer.Option(help="Never these items, separated by commas.")
-    ] = None,
+    keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Recommend items of the history too.")] = False,
+    allow: Annotated[str | None, typer.Option(help="Only these items, separated by commas.")] = None,
+    block: Annotated[str | None, typer.Option(help="Never these items, separated by commas.")] = None,
     retrieval: Annotated[
         Literal["auto", "exact"],
         typer.Option(help="auto uses the model's index, if it has one; exact scores all items."),
     ] = "auto",
     data: PreparedData = None,
     parts: Annotated[
-        int | None,
-        typer.Option(
-            help="How many files; by default it depends on the users.", rich_help_panel=PARTS
-        ),
+        int | None, typer.Option(help="How many files; by default it depends on the users.", rich_help_panel=PARTS)
     ] = None,
     workers: Annotated[
         int | None,
@@ -81,15 +71,11 @@ def recommend(
         ),
     ] = None,
     launcher: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="Where the workers run.", rich_help_panel=PARTS),
+        Literal["local", "ray"], typer.Option(help="Where the workers run.", rich_help_panel=PARTS)
     ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(help=RAY_ADDRESS_HELP, rich_help_panel=PARTS)
-    ] = None,
+    ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS_HELP, rich_help_panel=PARTS)] = None,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS),
+        bool, typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS)
     ] = False,
     user: UserColumn = None,
     item: ItemColumn = None,
@@ -103,9 +89,7 @@ def recommend(
     if (history is None) == (users is None):
         raise ValueError("say for whom: either --history a,b,c or --users all|FILE")
     if users is not None and out is None:
-        raise ValueError(
-            "--users needs --out: a file that ends in .parquet, .csv or .jsonl, or a directory"
-        )
+        raise ValueError("--users needs --out: a file that ends in .parquet, .csv or .jsonl, or a directory")
     is_directory = out is not None and _is_directory(out)
     if not is_directory:
         _refuse_for_parts(context, "--history" if history is not None else f"the file {out}")
@@ -141,11 +125,7 @@ def recommend(
         _write_file(Recommender.load(model, retrieval), prepare_users, Path(out), request)
 
 
-def similar(
-    model: ModelDirectory,
-    item: Annotated[str, typer.Argument(help="An item id.")],
-    k: Count = 10,
-) -> None:
+def similar(model: ModelDirectory, item: Annotated[str, typer.Argument(help="An item id.")], k: Count = 10) -> None:
     """List the items with the most similar embeddings (cosine)."""
     from bert4rec.recommender import Recommender
 
@@ -185,9 +165,7 @@ def explain(
 
 
 def _print_for_history(recommender: Recommender, history: list[str], request: BatchRequest) -> None:
-    found = recommender.recommend(
-        history, request.k, request.exclude_seen, request.allow, request.block
-    )
+    found = recommender.recommend(history, request.k, request.exclude_seen, request.allow, request.block)
     if found.unknown:
         say(f"unknown to the model, skipped: {', '.join(map(str, found.unknown))}")
     if found.is_fallback:
@@ -195,9 +173,7 @@ def _print_for_history(recommender: Recommender, history: list[str], request: Ba
     _print_items(found.items, "score", has_probability=True)
 
 
-def _write_file(
-    recommender: Recommender, prepare_users: PreparesUsers, out: Path, request: BatchRequest
-) -> None:
+def _write_file(recommender: Recommender, prepare_users: PreparesUsers, out: Path, request: BatchRequest) -> None:
     import tempfile
 
     from bert4rec.distributed.batch_scoring import recommend_users
@@ -252,9 +228,7 @@ def _refuse_for_parts(context: typer.Context, because: str) -> None:
     for name in ("parts", "workers", "launcher", "ray_address", "overwrite"):
         if is_given(context, name):
             option = "--" + name.replace("_", "-")
-            raise ValueError(
-                f"{option} is for a directory of parts, and does nothing with {because}"
-            )
+            raise ValueError(f"{option} is for a directory of parts, and does nothing with {because}")
 
 
 def _print_items(found: list[Recommendation], score_name: str, has_probability: bool) -> None:

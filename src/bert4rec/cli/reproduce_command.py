@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
-from bert4rec.cli.options import (
-    Latex,
-    Markdown,
-    Overrides,
-    refuse_given,
-    text_format,
-    training_data,
-)
+from bert4rec.cli.options import Latex, Markdown, Overrides, refuse_given, text_format, training_data
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -29,22 +22,13 @@ EXIT_MISSED = 2
 def reproduce(
     context: typer.Context,
     name: Annotated[
-        str | None,
-        typer.Argument(help="A reproduction, or a TOML file of your own; without it, list them."),
+        str | None, typer.Argument(help="A reproduction, or a TOML file of your own; without it, list them.")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="The data, instead of downloading it by its name.")
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")
-    ] = "20m",
+    data: Annotated[str | None, typer.Option(help="The data, instead of downloading it by its name.")] = None,
+    budget: Annotated[str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")] = "20m",
     seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory. \\[default: runs/reproduce/NAME]")
-    ] = None,
-    models: Annotated[
-        list[str] | None, typer.Option(help="Only these contenders, separated by commas.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory. \\[default: runs/reproduce/NAME]")] = None,
+    models: Annotated[list[str] | None, typer.Option(help="Only these contenders, separated by commas.")] = None,
     overrides: Overrides = None,
     judge_only: Annotated[
         bool, typer.Option("--judge-only", help="Run nothing; judge the runs that are there.")
@@ -57,12 +41,9 @@ def reproduce(
             "evaluation, begin anew; the runs move to lab/runs.old.",
         ),
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a run failed.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a run failed.")] = False,
     model: Annotated[
-        Path | None,
-        typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one."),
+        Path | None, typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one.")
     ] = None,
     latex: Latex = False,
     markdown: Markdown = False,
@@ -125,9 +106,7 @@ def _list(budget: str) -> None:
         n, megabytes = len(each.contenders), DATASETS[each.data].size / 1e6
         needs = f"{each.data} ({megabytes:.0f} MB), {n} x {budget} = {duration(60 * n * minutes)}"
         output.print(f"[bold]{name:<27}[/bold]{needs}", highlight=False)
-        output.print(
-            f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True
-        )
+        output.print(f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True)
     output.print(
         "\nThe data is downloaded from its publisher, or named with --data. Budgets are for "
         "training; a model that has stopped improving ends earlier.",
@@ -141,12 +120,7 @@ def _open(reproduction: Reproduction, data: str | None, contenders: list[Contend
 
     try:
         with progress_bar("downloading") as on_download:
-            return open_data(
-                data or reproduction.data,
-                contenders[0].config.data,
-                say=say,
-                on_download=on_download,
-            )
+            return open_data(data or reproduction.data, contenders[0].config.data, say=say, on_download=on_download)
     except ValueError as error:
         if data is not None:
             raise
@@ -192,9 +166,7 @@ def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out
     assert reproduction.attention_positions is not None
     recommender = Recommender.load(run)
     split = split_of(recommender, training_data(recommender.about, data))
-    maps = average_attention(
-        recommender.model, split.test.histories, reproduction.attention_positions
-    )
+    maps = average_attention(recommender.model, split.test.histories, reproduction.attention_positions)
     write_maps(maps, out)
     claims: dict[str, bool] = maps.facts()["claims"]
     for claim, holds in claims.items():

@@ -22,15 +22,7 @@ from bert4rec.cli.console import (
     progress_bar,
     say,
 )
-from bert4rec.cli.options import (
-    DATA_HELP,
-    RAY_ADDRESS_HELP,
-    ConfigFile,
-    Overrides,
-    Recipe,
-    TableOptions,
-    reads_a_table,
-)
+from bert4rec.cli.options import DATA_HELP, RAY_ADDRESS_HELP, ConfigFile, Overrides, Recipe, TableOptions, reads_a_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,36 +41,23 @@ def train(
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the last checkpoint.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is there already.")
-    ] = False,
-    baselines: Annotated[
-        bool, typer.Option(help="Evaluate popularity and a Markov chain too, for comparison.")
-    ] = True,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there already.")] = False,
+    baselines: Annotated[bool, typer.Option(help="Evaluate popularity and a Markov chain too, for comparison.")] = True,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")] = False,
     threads: Annotated[
-        int | None,
-        typer.Option(help="CPU threads per process; all cores by default, with Ray one."),
+        int | None, typer.Option(help="CPU threads per process; all cores by default, with Ray one.")
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(help="End training with the epoch in which this many minutes are over."),
+        float | None, typer.Option(help="End training with the epoch in which this many minutes are over.")
     ] = None,
     keep_stages: Annotated[
         bool, typer.Option("--keep-stages", help="Keep the best weights of each stage, too.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only print memory and minutes, from a few timed steps."),
+        bool, typer.Option("--dry-run", help="Only print memory and minutes, from a few timed steps.")
     ] = False,
-    processes: Annotated[
-        int, typer.Option(help="Train in this many processes (on this machine, by torchrun).")
-    ] = 1,
+    processes: Annotated[int, typer.Option(help="Train in this many processes (on this machine, by torchrun).")] = 1,
     launcher: Annotated[
         Literal["torchrun", "ray"] | None,
         typer.Option(help="What starts the processes: torchrun here, or Ray on its cluster."),
@@ -112,9 +91,7 @@ def train(
     try:
         if was_launched():
             if processes > 1 or launcher is not None:
-                raise ValueError(
-                    "--processes and --launcher do nothing under torchrun: leave them out"
-                )
+                raise ValueError("--processes and --launcher do nothing under torchrun: leave them out")
             _train_as_rank(run, table, data)
             return
         sequences = table.open(data, settings.data)
@@ -156,17 +133,13 @@ class _TrainCall:
         return words if given.minutes is None else [*words, "--minutes", str(given.minutes)]
 
 
-def _check_options(
-    processes: int, launcher: str | None, ray_address: str | None, threads: int | None
-) -> None:
+def _check_options(processes: int, launcher: str | None, ray_address: str | None, threads: int | None) -> None:
     if processes < 1:
         raise ValueError(f"--processes is {processes}: use one or more")
     if threads is not None and threads < 1:
         raise ValueError(f"--threads is {threads}: use one or more")
     if threads is not None and processes > 1 and launcher != "ray":
-        raise ValueError(
-            "--threads does nothing with several processes, which share the cores: leave it out"
-        )
+        raise ValueError("--threads does nothing with several processes, which share the cores: leave it out")
     if ray_address is not None and launcher != "ray":
         raise ValueError("--ray-address does nothing without --launcher ray: add it")
     if launcher == "ray":

@@ -18,25 +18,18 @@ if TYPE_CHECKING:
 def tune(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
     trials: Annotated[int, typer.Option(help="Number of trials in all.")] = 30,
-    budget: Annotated[
-        str, typer.Option(help="Training time per trial, as in 90s, 5m or 1h30m.")
-    ] = "5m",
+    budget: Annotated[str, typer.Option(help="Training time per trial, as in 90s, 5m or 1h30m.")] = "5m",
     out: Annotated[Path, typer.Option(help="Directory of the study.")] = Path("runs/tune"),
     recipe: Recipe = "default",
     config: ConfigFile = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="Fix a setting, as in model.dim=64: it is not tuned. May be repeated."
-        ),
+        typer.Option("--set", help="Fix a setting, as in model.dim=64: it is not tuned. May be repeated."),
     ] = None,
     space: Annotated[
-        Path | None,
-        typer.Option(help="TOML file with a search space of your own; see docs/how-to/tuning.md."),
+        Path | None, typer.Option(help="TOML file with a search space of your own; see docs/how-to/tuning.md.")
     ] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="Begin no trial after this time, as in 2h.")
-    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="Begin no trial after this time, as in 2h.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     *,
     table: TableOptions,
@@ -100,10 +93,7 @@ def _show(result: TuningResult, out: Path) -> None:
     if result.best == result.start:
         output.print("No trial was better than the recipe itself: try more --trials.")
     else:
-        output.print(
-            "The best of many trials is partly luck: train it to see its test metrics.",
-            highlight=False,
-        )
+        output.print("The best of many trials is partly luck: train it to see its test metrics.", highlight=False)
     if result.importance:
         output.print(
             "Importance: how well a setting separates the good trials from the others (PED-ANOVA).",

@@ -35,20 +35,14 @@ CHECKS = {
     "tied times at the split": (
         "test users",
         0.05,
-        "the test item and the one before it have the same time, so file order decides which is "
-        "last; use finer times",
+        "the test item and the one before it have the same time, so file order decides which is last; use finer times",
     ),
     "training after the test time": (
         "training",
         0.1,
-        "on average, this share of the training data lies after a user's test item; report the "
-        "global-time split too",
+        "on average, this share of the training data lies after a user's test item; report the global-time split too",
     ),
-    "duplicate rows": (
-        "interactions",
-        0.01,
-        "the same user, item and time: probably logged twice; use drop_repeats",
-    ),
+    "duplicate rows": ("interactions", 0.01, "the same user, item and time: probably logged twice; use drop_repeats"),
     "repeated pairs": (
         "interactions",
         0.2,
@@ -96,9 +90,7 @@ class AuditReport:
 
     def render(self) -> Group:
         """The report as a table for a rich console."""
-        size = (
-            f"{self.n_users:,} users, {self.n_items:,} items, {self.n_interactions:,} interactions"
-        )
+        size = f"{self.n_users:,} users, {self.n_items:,} items, {self.n_interactions:,} interactions"
         table = Table("", "check", "count", "share", "advice", box=None, pad_edge=False)
         table.columns[2].justify = table.columns[3].justify = "right"
         styles = {"ok": "green", "note": "yellow", "warn": "bold red"}
@@ -132,9 +124,7 @@ def _check(name: str, count: int, total: int, share: float | None = None) -> Che
     share_of, warn_from, advice = CHECKS[name]
     share = count / max(total, 1) if share is None else share
     severity: Severity = "ok" if count == 0 else "warn" if share >= warn_from else "note"
-    return Check(
-        name, count, share, share_of, severity, advice.format(rest=1 - share) * (count > 0)
-    )
+    return Check(name, count, share, share_of, severity, advice.format(rest=1 - share) * (count > 0))
 
 
 def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: int) -> list[Check]:

@@ -23,8 +23,7 @@ _USUAL: dict[Role, str] = {
     "eventdate createdat created createdon occurredat reviewtime reviewdate ratedat purchasedat "
     "orderdate invoicedate viewedat playedat listenedat day t",
     "rating": "rating ratings score stars overall weight strength preference",
-    "title": "title name itemtitle itemname movietitle producttitle productname trackname "
-    "songtitle booktitle label",
+    "title": "title name itemtitle itemname movietitle producttitle productname trackname songtitle booktitle label",
 }
 NAMES: dict[Role, list[str]] = {role: names.split() for role, names in _USUAL.items()}
 
@@ -50,8 +49,7 @@ def find_column(role: Role, columns: Sequence[str], named: str | None, table: st
         if normalized(named) in names:
             return names.index(normalized(named))
         raise ValueError(
-            f"{table} has no column {named!r}, which was named as the {role} column; "
-            f"its columns are {_listed(columns)}"
+            f"{table} has no column {named!r}, which was named as the {role} column; its columns are {_listed(columns)}"
         )
     return next((names.index(name) for name in NAMES[role] if name in names), None)
 

@@ -13,19 +13,14 @@ from numpy.typing import NDArray
 
 def connect(database: str = ":memory:") -> duckdb.DuckDBPyConnection:
     """DuckDB with its built-in formats only: it reads untrusted files and downloads no code."""
-    off: dict[str, Any] = {
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-    }
+    off: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
     connection = duckdb.connect(database, config=off)
     connection.execute("SET enable_progress_bar = false")  # it would mix with our output
     connection.execute("SET TimeZone = 'UTC'")  # for dates without an offset
     return connection
 
 
-def limit_memory(
-    connection: duckdb.DuckDBPyConnection, folder: Path, memory_limit: str, threads: int | None
-) -> None:
+def limit_memory(connection: duckdb.DuckDBPyConnection, folder: Path, memory_limit: str, threads: int | None) -> None:
     """Stay within `memory_limit`, and spill the rest to `folder`."""
     try:
         connection.execute(f"SET temp_directory = {quoted(folder / 'spill')}")
@@ -35,8 +30,7 @@ def limit_memory(
             connection.execute(f"SET threads = {int(threads)}")
     except duckdb.Error as error:
         raise ValueError(
-            f"memory_limit={memory_limit!r}, threads={threads!r}: {first_line(error)}; "
-            "write 512MB or 2GB"
+            f"memory_limit={memory_limit!r}, threads={threads!r}: {first_line(error)}; write 512MB or 2GB"
         ) from None
 
 

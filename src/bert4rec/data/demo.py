@@ -127,9 +127,7 @@ def catalogue() -> DemoFilms:
         # The genre's number is added so that equally high ranks of two genres do not tie.
         appeal[by_rank] = [1000 // (rank + 1) + g for rank in range(len(by_rank))]
     index = {genre: g for g, genre in enumerate(WORDS)}
-    return DemoFilms(
-        titles, genres, franchises, np.array([index[g] for g in genres]), franchise, part, appeal
-    )
+    return DemoFilms(titles, genres, franchises, np.array([index[g] for g in genres]), franchise, part, appeal)
 
 
 class _Club:
@@ -275,12 +273,7 @@ def sequences() -> Sequences:
     offsets = np.concatenate([[0], viewings.lengths.cumsum()])
     meta = {"source": "demo", "dropped": [], "filters": {}}
     return Sequences(
-        token_of[viewings.film],
-        offsets,
-        vocabulary,
-        _user_ids(),
-        times=viewings.seconds * 1_000_000,
-        meta=meta,
+        token_of[viewings.film], offsets, vocabulary, _user_ids(), times=viewings.seconds * 1_000_000, meta=meta
     )
 
 

@@ -25,12 +25,7 @@ MAX_RATIO = 100  # text compresses to about a tenth, a zip bomb to a thousandth
 
 
 def download(
-    url: str,
-    target: Path,
-    *,
-    max_bytes: int,
-    progress: OnDownload | None = None,
-    context: ssl.SSLContext | None = None,
+    url: str, target: Path, *, max_bytes: int, progress: OnDownload | None = None, context: ssl.SSLContext | None = None
 ) -> None:
     """Download `url` to `target`, or raise ValueError and leave no `target`.
 
@@ -128,9 +123,7 @@ class _Transfer:
             raise _ConnectionLost(f"the connection ended after {n_done:,} of {n_total:,} bytes")
 
     def _too_large(self, n_bytes: int) -> ValueError:
-        return ValueError(
-            f"{self.url} sends {n_bytes:,} bytes or more; at most {self.max_bytes:,} are expected"
-        )
+        return ValueError(f"{self.url} sends {n_bytes:,} bytes or more; at most {self.max_bytes:,} are expected")
 
     def _write_note(self, headers: Message) -> None:
         etag = headers.get("ETag", "")
@@ -186,9 +179,7 @@ def digest_of(path: Path, algorithm: str) -> str:
     """Hex digest of a file, read in chunks."""
     with path.open("rb") as file:
         # MD5 detects damage only, but some publishers give nothing better.
-        return hashlib.file_digest(
-            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
-        ).hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: int) -> None:
@@ -207,9 +198,7 @@ def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: i
                 raise ValueError(f"{archive} lacks {', '.join(missing)}: not the expected archive")
             n_bytes = sum(entries[member].file_size for member in members)
             if n_bytes > max_bytes:
-                raise ValueError(
-                    f"{archive} would unpack to {n_bytes:,} bytes, at most {max_bytes:,} expected"
-                )
+                raise ValueError(f"{archive} would unpack to {n_bytes:,} bytes, at most {max_bytes:,} expected")
             for member in members:
                 _extract_one(zipped, entries[member], folder / PurePosixPath(member).name)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:

@@ -22,10 +22,8 @@ _KEEP = {
     "min_rating": "SELECT * FROM events WHERE rating >= {value}",
     "drop_repeats": "SELECT * FROM events QUALIFY row_number() OVER "
     '(PARTITION BY "user", item ORDER BY "time", row) = 1',
-    "min_item_actions": "SELECT * FROM events WHERE item IN "
-    "(SELECT code FROM item_counts WHERE n >= {value})",
-    "min_user_actions": 'SELECT * FROM events WHERE "user" IN '
-    "(SELECT code FROM user_counts WHERE n >= {value})",
+    "min_item_actions": "SELECT * FROM events WHERE item IN (SELECT code FROM item_counts WHERE n >= {value})",
+    "min_user_actions": 'SELECT * FROM events WHERE "user" IN (SELECT code FROM user_counts WHERE n >= {value})',
 }
 
 _MINIMA = ("min_item_actions", "min_user_actions", "k_core")
@@ -112,22 +110,17 @@ class LocalEvents:
 def count_events(connection: duckdb.DuckDBPyConnection) -> None:
     for role in ("user", "item"):
         connection.execute(
-            f'CREATE OR REPLACE TABLE {role}_counts AS SELECT "{role}" AS code, count(*) AS n '
-            "FROM events GROUP BY 1"
+            f'CREATE OR REPLACE TABLE {role}_counts AS SELECT "{role}" AS code, count(*) AS n FROM events GROUP BY 1'
         )
 
 
 def describe_step(step: Dropped) -> str:
-    return (
-        f"{step['step']} dropped {step['rows']:,} rows, "
-        f"{step['users']:,} users, {step['items']:,} items"
-    )
+    return f"{step['step']} dropped {step['rows']:,} rows, {step['users']:,} users, {step['items']:,} items"
 
 
 def totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     found = connection.execute(
-        "SELECT coalesce(sum(n), 0)::BIGINT, count(*), (SELECT count(*) FROM item_counts) "
-        "FROM user_counts"
+        "SELECT coalesce(sum(n), 0)::BIGINT, count(*), (SELECT count(*) FROM item_counts) FROM user_counts"
     ).fetchone()
     assert found is not None
     return {"rows": found[0], "users": found[1], "items": found[2]}
@@ -144,9 +137,7 @@ def _peel(events: Events, k: int) -> None:
 class DataSettings(Settings):
     min_user_actions: Count = Field(0, description="drop users with fewer actions than this")
     min_item_actions: Count = Field(0, description="drop items with fewer actions than this")
-    k_core: Count = Field(
-        0, description="repeat both minimum filters with this number until stable"
-    )
+    k_core: Count = Field(0, description="repeat both minimum filters with this number until stable")
     min_rating: float | None = Field(None, description="drop interactions rated lower than this")
     drop_repeats: bool = Field(False, description="keep a user's first action on an item only")
     split: Literal["leave-one-out", "global-time"] = Field(

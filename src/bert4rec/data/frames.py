@@ -64,9 +64,7 @@ def _readable(frame: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"the {type(frame).__name__} cannot be read as a table: {first_line(error)}"
-        ) from None
+        raise ValueError(f"the {type(frame).__name__} cannot be read as a table: {first_line(error)}") from None
 
 
 def _plain_pandas(frame: Any, ids: Collection[str]) -> Any:

@@ -12,13 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from bert4rec.data.columns import (
-    Role,
-    find_column,
-    normalized,
-    positions_without_header,
-    require_column,
-)
+from bert4rec.data.columns import Role, find_column, normalized, positions_without_header, require_column
 from bert4rec.data.database import connect
 from bert4rec.data.frames import frame_columns, write_frame
 from bert4rec.data.remote import RemoteFile, fetch, is_remote, remote_files
@@ -125,9 +119,7 @@ class Interactions:
         _check_same_roles(tables)
         return cls(tuple(tables), item_table, reading.on_bad_rows)
 
-    def as_files(
-        self, folder: Path, progress: OnProgress, map_tasks: MapTasks | None = None
-    ) -> Interactions:
+    def as_files(self, folder: Path, progress: OnProgress, map_tasks: MapTasks | None = None) -> Interactions:
         """All tables as local files, frames written to `folder`, remote ones fetched into it.
 
         With `map_tasks`, workers fetch the remote ones.

@@ -35,9 +35,7 @@ FILES = {"meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet",
 class PrepareEngine(Protocol):
     """Where the rows are read, filtered and sorted. Every engine writes the same bytes."""
 
-    def as_files(
-        self, interactions: Interactions, folder: Path, say: OnProgress
-    ) -> Interactions: ...
+    def as_files(self, interactions: Interactions, folder: Path, say: OnProgress) -> Interactions: ...
 
     def content(self, interactions: Interactions, say: OnProgress) -> dict[str, Any]: ...
 
@@ -104,15 +102,12 @@ def prepare(
         connection = connect(str(folder / "work.duckdb"))
         try:
             limit_memory(connection, folder, memory_limit, threads)
-            job = PrepareJob(
-                interactions, filters, for_training, key, connection, memory_limit, folder, say
-            )
+            job = PrepareJob(interactions, filters, for_training, key, connection, memory_limit, folder, say)
             job.finished.mkdir()
             _fill(job, engine)
         except duckdb.OutOfMemoryException as error:
             raise ValueError(
-                f"memory_limit={memory_limit} is too small for this data: raise it "
-                f"({first_line(error)})"
+                f"memory_limit={memory_limit} is too small for this data: raise it ({first_line(error)})"
             ) from None
         finally:
             connection.close()
@@ -167,9 +162,7 @@ def _refuse_to_overwrite(target: Path) -> None:
         raise ValueError(f"{target} is a file: name a directory for the prepared data")
     found = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if found and not (found <= FILES and _is_ours(target / "meta.json")):
-        raise ValueError(
-            f"{target} holds other files than prepared data: name an empty or a new directory"
-        )
+        raise ValueError(f"{target} holds other files than prepared data: name an empty or a new directory")
 
 
 def _is_ours(meta: Path) -> bool:

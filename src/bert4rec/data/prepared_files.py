@@ -33,9 +33,7 @@ SORTED = (
 )
 
 
-def check_enough_is_left(
-    job: PrepareJob, read: dict[str, int], left: dict[str, int], dropped: list[Dropped]
-) -> None:
+def check_enough_is_left(job: PrepareJob, read: dict[str, int], left: dict[str, int], dropped: list[Dropped]) -> None:
     steps = "; ".join(describe_step(step) for step in dropped) or "no filter is on"
     n_needed, name = 2 if job.for_training else 1, job.interactions.name
     if left["items"] < n_needed:
@@ -137,9 +135,7 @@ def write_sorted(
             write_range(finished / "times.npy", place, columns["time"] // per_microsecond)
 
 
-def write_names_and_meta(
-    job: PrepareJob, id_types: tuple[IdType, IdType], dropped: list[Dropped]
-) -> None:
+def write_names_and_meta(job: PrepareJob, id_types: tuple[IdType, IdType], dropped: list[Dropped]) -> None:
     """Write users.parquet, items.parquet, and meta.json once the arrays are full."""
     connection, finished = job.connection, job.finished
     # With several threads, chance decides where the row groups of a Parquet file end.
@@ -191,8 +187,7 @@ def _write_items(job: PrepareJob) -> None:
     if n_unusable:
         job.say(f"left out {n_unusable:,} rows of {items.name}: malformed, or without an id")
     n_items, n_described = fetch_row(
-        connection,
-        "SELECT count(*), count(*) FILTER (name IN (SELECT id FROM described)) FROM tokens",
+        connection, "SELECT count(*), count(*) FILTER (name IN (SELECT id FROM described)) FROM tokens"
     )
     if n_described == 0:
         raise ValueError(
@@ -201,8 +196,7 @@ def _write_items(job: PrepareJob) -> None:
         )
     job.say(f"{items.name} describes {n_described:,} of {n_items:,} items")
     extra = "".join(
-        f", d.other{n} AS {identifier(name)}"
-        for n, name in enumerate(_distinct([items.columns[at] for at in others]))
+        f", d.other{n} AS {identifier(name)}" for n, name in enumerate(_distinct([items.columns[at] for at in others]))
     )
     # An id that is described twice keeps its first description.
     first = "SELECT * FROM described QUALIFY row_number() OVER (PARTITION BY id ORDER BY rowid) = 1"

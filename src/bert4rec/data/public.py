@@ -171,10 +171,7 @@ def dataset_named(name: str) -> PublicDataset:
 
 
 def get(
-    name: str,
-    cache: Path | None = None,
-    progress: OnDownload | None = None,
-    context: ssl.SSLContext | None = None,
+    name: str, cache: Path | None = None, progress: OnDownload | None = None, context: ssl.SSLContext | None = None
 ) -> Path:
     """The folder with the files of a data set, downloaded first if they are not there.
 
@@ -191,21 +188,14 @@ def get(
     return folder
 
 
-def _fetch(
-    dataset: PublicDataset,
-    folder: Path,
-    progress: OnDownload | None,
-    context: ssl.SSLContext | None,
-) -> None:
+def _fetch(dataset: PublicDataset, folder: Path, progress: OnDownload | None, context: ssl.SSLContext | None) -> None:
     path = folder / dataset.file_name
     is_downloaded = not path.is_file()
     if is_downloaded:
         try:
             # Not under the final name: an unchecked file would count as one put there by hand.
             fresh = folder / (dataset.file_name + ".unchecked")
-            download(
-                dataset.url, fresh, max_bytes=2 * dataset.size, progress=progress, context=context
-            )
+            download(dataset.url, fresh, max_bytes=2 * dataset.size, progress=progress, context=context)
         except ValueError as error:
             raise ValueError(
                 f"{error}\nWithout this download: fetch {dataset.url} by other means, "
@@ -234,18 +224,14 @@ def _check_contents(dataset: PublicDataset, path: Path, final_path: Path) -> Non
     if expected is None:
         n_bytes = path.stat().st_size
         if n_bytes != dataset.size:
-            raise ValueError(
-                f"{dataset.file_name} has {n_bytes:,} bytes instead of {dataset.size:,}: {remedy}"
-            )
+            raise ValueError(f"{dataset.file_name} has {n_bytes:,} bytes instead of {dataset.size:,}: {remedy}")
         _check_format(dataset, path)
         remembered.write_text(digest_of(path, "sha256") + "\n", encoding="ascii")
         return
     algorithm, digest = expected.split(":")
     found = digest_of(path, algorithm)
     if found != digest:
-        raise ValueError(
-            f"{dataset.file_name} has the {algorithm} {found} instead of {digest}: {remedy}"
-        )
+        raise ValueError(f"{dataset.file_name} has the {algorithm} {found} instead of {digest}: {remedy}")
 
 
 def _check_format(dataset: PublicDataset, table: Path) -> None:

@@ -15,15 +15,7 @@ from urllib.parse import urlsplit
 
 import duckdb
 
-from bert4rec.data.database import (
-    connect,
-    copy_to_parquet,
-    first_line,
-    identifier,
-    limit_memory,
-    parquet,
-    quoted,
-)
+from bert4rec.data.database import connect, copy_to_parquet, first_line, identifier, limit_memory, parquet, quoted
 from bert4rec.environment import Environment
 
 BUCKETS = ("s3", "gs", "gcs", "r2")  # can be listed, so patterns work
@@ -54,8 +46,7 @@ def remote_files(pattern: str, *, is_allowed: bool) -> list[RemoteFile]:
     scheme = pattern.split("://")[0].casefold()
     if scheme not in SCHEMES:
         raise ValueError(
-            f"{pattern}: addresses that can be read begin with "
-            f"{', '.join(f'{each}://' for each in SCHEMES)}"
+            f"{pattern}: addresses that can be read begin with {', '.join(f'{each}://' for each in SCHEMES)}"
         )
     if not (is_allowed or Environment().allow_remote):
         raise ValueError(f"{pattern} is not on this machine: {ALLOW}")

@@ -213,9 +213,7 @@ def _memory_map(path: Path) -> NDArray[Any]:
     return array
 
 
-def fingerprint_of(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], item_ids: Sequence[str]
-) -> str:
+def fingerprint_of(tokens: NDArray[np.int32], offsets: NDArray[np.int64], item_ids: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for start in range(0, len(tokens), 1 << 24):
         digest.update(np.ascontiguousarray(tokens[start : start + (1 << 24)]).data)

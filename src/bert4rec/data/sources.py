@@ -18,9 +18,7 @@ from bert4rec.environment import Environment
 __all__ = ["Reading", "interactions_of", "open_data"]
 
 
-def interactions_of(
-    source: Any, reading: Reading, on_download: OnDownload | None = None
-) -> Interactions:
+def interactions_of(source: Any, reading: Reading, on_download: OnDownload | None = None) -> Interactions:
     """Read a file, a frame, a list of tuples, the demo, or a public data set by its name."""
     if isinstance(source, str) and not Path(source).exists():
         if source == "demo":

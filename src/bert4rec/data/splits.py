@@ -109,9 +109,7 @@ def leave_one_out(sequences: Sequences) -> Split:
     return _split(sequences, np.where(is_held_out, ends - 2, ends), validation, test)
 
 
-def global_time(
-    sequences: Sequences, validation_share: float = 0.1, test_share: float = 0.1
-) -> Split:
+def global_time(sequences: Sequences, validation_share: float = 0.1, test_share: float = 0.1) -> Split:
     """Train on everything before one moment, and hold out what came after it.
 
     The moments are quantiles of all interaction times: the last `test_share` of the interactions
@@ -137,9 +135,7 @@ def global_time(
     return _split(sequences, validation_at, validation, _held_out(sequences, tested, test_at))
 
 
-def _first_at_or_after(
-    sequences: Sequences, times: NDArray[np.int64], moment: int
-) -> NDArray[np.int64]:
+def _first_at_or_after(sequences: Sequences, times: NDArray[np.int64], moment: int) -> NDArray[np.int64]:
     """Per user, the flat index of the first interaction that is not before `moment`."""
     offsets = sequences.offsets
     at = offsets[:-1].copy()
@@ -151,18 +147,14 @@ def _first_at_or_after(
     return at
 
 
-def _held_out(
-    sequences: Sequences, users: NDArray[np.int64], target_at: NDArray[np.int64]
-) -> HeldOut:
+def _held_out(sequences: Sequences, users: NDArray[np.int64], target_at: NDArray[np.int64]) -> HeldOut:
     """These users, each with the item at `target_at[user]` as the target."""
     tokens, ends = sequences.tokens, target_at[users]
     histories = Spans(tokens, sequences.offsets[users], ends, users)
     return HeldOut(histories, tokens[ends].astype(np.int64))
 
 
-def _split(
-    sequences: Sequences, train_ends: NDArray[np.int64], validation: HeldOut, test: HeldOut
-) -> Split:
+def _split(sequences: Sequences, train_ends: NDArray[np.int64], validation: HeldOut, test: HeldOut) -> Split:
     starts = sequences.offsets[:-1]
     users = np.flatnonzero(train_ends > starts)
     train = Spans(sequences.tokens, starts[users], train_ends[users], users)
@@ -199,9 +191,7 @@ FOR_TRAINING = MicrobatchSize(2048, 300)
 FOR_SCORING = MicrobatchSize(16384, 2000)
 
 
-def group_by_length(
-    lengths: NDArray[np.int64], size: MicrobatchSize, most_rows: int | None = None
-) -> list[slice]:
+def group_by_length(lengths: NDArray[np.int64], size: MicrobatchSize, most_rows: int | None = None) -> list[slice]:
     """Slices of `lengths`, which descend: microbatches that waste little and fit `size`."""
     groups, first = [], 0
     while first < len(lengths):

@@ -20,15 +20,7 @@ from bert4rec.data.database import connect, count, fetch_row, first_line
 from bert4rec.data.filters import Dropped, Events, Filters, LocalEvents, count_events
 from bert4rec.data.interactions import Interactions, OnProgress, SourceTable, names_of
 from bert4rec.data.table_file import line_of_row, readable
-from bert4rec.data.table_sql import (
-    FILE_BITS,
-    ROLES,
-    ColumnKind,
-    is_one_relation,
-    kinds_of,
-    parquet_rows,
-    text_relation,
-)
+from bert4rec.data.table_sql import FILE_BITS, ROLES, ColumnKind, is_one_relation, kinds_of, parquet_rows, text_relation
 from bert4rec.data.times import TimeUnit, time_expression, time_facts
 
 IDS: tuple[Role, ...] = ("user", "item")
@@ -83,10 +75,7 @@ class EventRules:
 
     def select_rows(self, where: str) -> str:
         """The query of the rows, with times and ratings as numbers."""
-        return (
-            f'SELECT "user", item, {self.time} AS "time", {self.rating} AS rating, row '
-            f"FROM rows {where}"
-        )
+        return f'SELECT "user", item, {self.time} AS "time", {self.rating} AS rating, row FROM rows {where}'
 
     @property
     def bad_rows(self) -> str:
@@ -94,10 +83,7 @@ class EventRules:
         problems = self.problems.values()
         cases = " ".join(f"WHEN {is_bad} THEN {n}" for n, is_bad in enumerate(problems, 1))
         texts = ", ".join(f'CAST("{role}" AS VARCHAR) AS "{role}"' for role in ROLES)
-        return (
-            f"SELECT row, CASE {cases} END AS problem, {texts} "
-            f"FROM rows WHERE {' OR '.join(problems)}"
-        )
+        return f"SELECT row, CASE {cases} END AS problem, {texts} FROM rows WHERE {' OR '.join(problems)}"
 
 
 def event_rules(kinds: dict[Role, ColumnKind], time: str | None, needs_rating: bool) -> EventRules:
@@ -204,10 +190,7 @@ def _make_events(connection: duckdb.DuckDBPyConnection, rules: EventRules) -> No
         )
         codes[role] = f"{role}s.code"
         joins += f' JOIN names_of_{role} {role}s ON g."{role}" = {role}s.name'
-    events = (
-        f'SELECT {codes["user"]} AS "user", {codes["item"]} AS item, g."time", g.rating, g.row '
-        f"FROM good g{joins}"
-    )
+    events = f'SELECT {codes["user"]} AS "user", {codes["item"]} AS item, g."time", g.rating, g.row FROM good g{joins}'
     if joins:
         connection.execute(f"CREATE TABLE all_events AS {events}")
         connection.execute("DROP TABLE IF EXISTS staged")
@@ -220,10 +203,7 @@ def _make_events(connection: duckdb.DuckDBPyConnection, rules: EventRules) -> No
 
 
 def name_codes_by_themselves(connection: duckdb.DuckDBPyConnection, role: Role) -> None:
-    connection.execute(
-        f"CREATE VIEW names_of_{role} AS "
-        f"SELECT code, CAST(code AS VARCHAR) AS name FROM {role}_counts"
-    )
+    connection.execute(f"CREATE VIEW names_of_{role} AS SELECT code, CAST(code AS VARCHAR) AS name FROM {role}_counts")
 
 
 @contextmanager
@@ -273,9 +253,7 @@ def refuse_bad_rows(
     )
 
 
-def bad_rows_dropped(
-    connection: duckdb.DuckDBPyConnection, problems: Sequence[Role]
-) -> list[Dropped]:
+def bad_rows_dropped(connection: duckdb.DuckDBPyConnection, problems: Sequence[Role]) -> list[Dropped]:
     """One step per kind of problem; a user or item that is lost entirely counts once."""
     rows = dict(connection.execute("SELECT problem, count(*) FROM bad GROUP BY 1").fetchall())
     if not rows:
@@ -309,9 +287,7 @@ def refuse_if_all_dropped(interactions: Interactions, n_rows: int, dropped: list
         )
 
 
-def n_malformed_lines(
-    connection: duckdb.DuckDBPyConnection, table: SourceTable, rejects: str
-) -> int:
+def n_malformed_lines(connection: duckdb.DuckDBPyConnection, table: SourceTable, rejects: str) -> int:
     """How many lines of a text file DuckDB could not split into the columns."""
     if table.source.kind != "text":
         return 0
@@ -322,8 +298,7 @@ def _refuse_malformed_lines(
     connection: duckdb.DuckDBPyConnection, table: SourceTable, rejects: str, n_lines: int
 ) -> None:
     line, text, message, kind = fetch_row(
-        connection,
-        f"SELECT line, csv_line, error_message, error_type FROM {rejects} ORDER BY line LIMIT 1",
+        connection, f"SELECT line, csv_line, error_message, error_type FROM {rejects} ORDER BY line LIMIT 1"
     )
     remedy = REMEDY
     if kind == "INVALID ENCODING":

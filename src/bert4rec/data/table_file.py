@@ -89,9 +89,7 @@ def readable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except duckdb.OutOfMemoryException as error:
-        raise ValueError(
-            f"memory_limit is too small for {path}: raise it ({first_line(error)})"
-        ) from None
+        raise ValueError(f"memory_limit is too small for {path}: raise it ({first_line(error)})") from None
     except duckdb.Error as error:
         reason = first_line(error)
         if "state machine" in reason:  # what DuckDB says of a line that ends unlike the others
@@ -102,20 +100,14 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def inspect_file(
-    path: Path,
-    roles: Sequence[Role],
-    reading: Reading,
-    connection: duckdb.DuckDBPyConnection | None = None,
+    path: Path, roles: Sequence[Role], reading: Reading, connection: duckdb.DuckDBPyConnection | None = None
 ) -> TableFile:
     """Look at the beginning of a file; a first line with names of `roles` is a header.
 
     Many files are faster with one `connection` for all.
     """
     if path.is_dir():
-        raise ValueError(
-            f"{path} is a directory without Parquet files: name a file in it, or a pattern such as "
-            "*.csv"
-        )
+        raise ValueError(f"{path} is a directory without Parquet files: name a file in it, or a pattern such as *.csv")
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     with readable(path), path.open("rb") as file:
@@ -140,16 +132,13 @@ def inspect_file(
     sample = text[leading.end() :] if is_whole else text[leading.end() : text.rfind("\n") + 1]
     if not sample:
         raise ValueError(
-            f"{path} has a first line of more than {HEAD_BYTES >> 10} KB: "
-            "a table has one interaction per line"
+            f"{path} has a first line of more than {HEAD_BYTES >> 10} KB: a table has one interaction per line"
         )
     table = TableFile(path, "text", (), is_gzip, encoding, skip=leading[0].count("\n"))
     return _inspect_text(table, sample, roles, reading)
 
 
-def _inspect_parquet(
-    table: TableFile, connection: duckdb.DuckDBPyConnection | None = None
-) -> TableFile:
+def _inspect_parquet(table: TableFile, connection: duckdb.DuckDBPyConnection | None = None) -> TableFile:
     with tempfile.TemporaryDirectory() as folder:
         columns = parquet_columns(unpack(table, Path(folder)), table.path, connection)
     return replace(table, columns=tuple(columns), types=tuple(columns.values()))
@@ -194,9 +183,7 @@ def _json_or_none(line: str) -> object:
         return None  # a bad row, which is reported when all rows are read
 
 
-def _inspect_text(
-    table: TableFile, sample: str, roles: Sequence[Role], reading: Reading
-) -> TableFile:
+def _inspect_text(table: TableFile, sample: str, roles: Sequence[Role], reading: Reading) -> TableFile:
     path = table.path
     suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
     sniffed = _sniff_delimiter(sample, USUAL_DELIMITER.get(suffix.lower()))
@@ -209,9 +196,7 @@ def _inspect_text(
             advice = f"it looks separated by {sniffed!r}: pass delimiter={sniffed!r}"
         by = f" when split by {given!r}" if given else ""
         line = sample.strip("\r\n").splitlines()[0]
-        raise ValueError(
-            f"{path} has only one column{by}; its first line is {line[:80]!r}, {advice}"
-        )
+        raise ValueError(f"{path} has only one column{by}; its first line is {line[:80]!r}, {advice}")
     header, first = reading.header, rows[0]
     if header is None:
         named = set(reading.columns.values())
@@ -221,9 +206,7 @@ def _inspect_text(
     # Commas need quoting. With other delimiters a quote is mostly part of a title, unless it
     # encloses whole cells.
     has_quotes = delimiter in ",;" or any(
-        len(cell) > 1 and cell[0] == cell[-1] == '"'
-        for line in sample.splitlines()
-        for cell in line.split(delimiter)
+        len(cell) > 1 and cell[0] == cell[-1] == '"' for line in sample.splitlines() for cell in line.split(delimiter)
     )
     return replace(
         table,

@@ -73,9 +73,7 @@ def parquet_rows(tables: Sequence[SourceTable], first_file: int = 0) -> str:
     )
 
 
-def text_relation(
-    table: SourceTable, positions: Sequence[int | None], folder: Path, rejects: str
-) -> str:
+def text_relation(table: SourceTable, positions: Sequence[int | None], folder: Path, rejects: str) -> str:
     """SQL that reads the columns at `positions` as text, in file order; NULL for None."""
     file = table.source
     assert isinstance(file, TableFile)
@@ -95,8 +93,7 @@ def text_relation(
     elif file.kind == "parquet":
         source = parquet(plain)
         cells = [
-            _parquet_text(identifier(name), is_id=at in table.id_positions)
-            for at, name in enumerate(file.columns)
+            _parquet_text(identifier(name), is_id=at in table.id_positions) for at, name in enumerate(file.columns)
         ]
     else:
         is_lines = file.kind == "json lines"

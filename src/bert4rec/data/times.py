@@ -81,9 +81,7 @@ def sum_facts(parts: Iterable[TimeFacts]) -> TimeFacts:
     )
 
 
-def time_expression(
-    facts: TimeFacts, kind: ColumnKind, interactions: Interactions
-) -> tuple[str, TimeUnit]:
+def time_expression(facts: TimeFacts, kind: ColumnKind, interactions: Interactions) -> tuple[str, TimeUnit]:
     """SQL for the time of a row as an integer (NULL if unreadable), and its unit.
 
     Nanoseconds are kept, as rounding them could make ties; everything else becomes microseconds.
@@ -95,9 +93,7 @@ def time_expression(
         if not facts.n_finer:
             return microseconds, "us"
         nanoseconds = f"TRY_CAST(rpad({_FINER}, 3, '0') AS BIGINT)"
-        return (
-            f"TRY_CAST(({microseconds})::HUGEINT * 1000 + coalesce({nanoseconds}, 0) AS BIGINT)"
-        ), "ns"
+        return (f"TRY_CAST(({microseconds})::HUGEINT * 1000 + coalesce({nanoseconds}, 0) AS BIGINT)"), "ns"
     guessed = next((table for table in interactions.tables if table.is_time_guessed), None)
     if guessed is not None and facts.largest is not None and facts.largest <= MAX_RATING:
         column = guessed.columns[guessed.roles["time"]]

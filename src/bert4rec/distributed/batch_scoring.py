@@ -44,9 +44,7 @@ from bert4rec.retrieval.item_index import has_faiss, note_missing_faiss
 
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
 USERS = "_users"  # where a table of users is prepared, beside the parts
-PreparesUsers = Callable[
-    [Path, dict[str, Any]], Sequences
-]  # into a folder, for a model's about.json
+PreparesUsers = Callable[[Path, dict[str, Any]], Sequences]  # into a folder, for a model's about.json
 OnProgress = Callable[[int, int], None]  # users done, users in all
 
 
@@ -173,24 +171,20 @@ def _check_directory(out: Path, *, overwrite: bool) -> None:
             is_ours = path.name == USERS or (overwrite and is_part(path))
             if not is_ours and not path.name.startswith("."):
                 raise ValueError(
-                    f"{out} holds other files, such as {path.name}: choose an empty directory or "
-                    "a new name"
+                    f"{out} holds other files, such as {path.name}: choose an empty directory or a new name"
                 )
 
 
 def _check_workers(n_workers: int | None, sequences: Sequences) -> None:
     if n_workers is not None and not 1 <= n_workers <= sequences.n_users:
         raise ValueError(
-            f"workers is {n_workers} and there are {sequences.n_users:,} users: choose 1 to "
-            f"{sequences.n_users:,}"
+            f"workers is {n_workers} and there are {sequences.n_users:,} users: choose 1 to {sequences.n_users:,}"
         )
     if sequences.directory is None:
         raise ValueError("sequences are not on disk, where workers read them: save and load them")
 
 
-def _check_items(
-    model: Path, recommender: Recommender, sequences: Sequences, request: BatchRequest
-) -> None:
+def _check_items(model: Path, recommender: Recommender, sequences: Sequences, request: BatchRequest) -> None:
     """Find what every worker would fail on, before one is started."""
     if not UserRows(recommender, sequences, request).knows_some_item:
         raise ValueError(
@@ -199,9 +193,7 @@ def _check_items(
         )
 
 
-def _complete(
-    job: ScoringJob, workers: WorkerOptions, lock: int, reports: Reports, *, is_new: bool
-) -> BatchResult:
+def _complete(job: ScoringJob, workers: WorkerOptions, lock: int, reports: Reports, *, is_new: bool) -> BatchResult:
     """Compute what is missing, and check that all parts are there before saying so."""
     plan, out = job.plan, job.out
     if is_new:
@@ -231,9 +223,7 @@ def _complete(
     return BatchResult(plan.n_users, sum(n_rows.values()), plan.n_parts, len(there))
 
 
-def _compute(
-    job: ScoringJob, parts: list[int], workers: WorkerOptions, lock: int, reports: Reports
-) -> None:
+def _compute(job: ScoringJob, parts: list[int], workers: WorkerOptions, lock: int, reports: Reports) -> None:
     if workers.launcher == "ray":
         from bert4rec.distributed.ray_scoring import compute_on_ray
 

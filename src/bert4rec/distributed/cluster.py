@@ -115,9 +115,7 @@ def _reachable(address: str) -> str:
     found = _of_this_machine() if address == "auto" else address
     host, colon, port = found.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f"{found!r} is not the address of a Ray cluster: give HOST:PORT, as in head:6379"
-        )
+        raise ValueError(f"{found!r} is not the address of a Ray cluster: give HOST:PORT, as in head:6379")
     try:
         _greet(host.strip("[]"), int(port))
     except OSError as error:

@@ -126,13 +126,9 @@ class ClusterEngine:
         codes = _write_codes(job.connection, space, rules.kinds)
         n_partitions = min(max(n_workers, read["rows"] // ROWS_PER_PARTITION), MAX_PARTITIONS)
         bounds = _bounds(job.connection, n_partitions)
-        written = self.workers.map(
-            tasks.partition_events, [(space, each, rules, codes, bounds) for each in files]
-        )
+        written = self.workers.map(tasks.partition_events, [(space, each, rules, codes, bounds) for each in files])
         by_range = [tuple(path for path in paths if path) for paths in zip(*written, strict=True)]
-        partitions = self.workers.map(
-            tasks.count_partition, [(space, paths) for paths in by_range if paths]
-        )
+        partitions = self.workers.map(tasks.count_partition, [(space, paths) for paths in by_range if paths])
         events = PartitionedEvents(job.connection, space, self.workers, partitions)
         return Staged(events, time_unit, dropped)
 
@@ -160,8 +156,7 @@ class ClusterEngine:
         for table, path in numbers.items():
             copy_to_parquet(job.connection, f"SELECT * FROM {table}", path)
         arguments = [
-            (events.space, partition, numbers, job.finished, staged.time_unit)
-            for partition in events.partitions
+            (events.space, partition, numbers, job.finished, staged.time_unit) for partition in events.partitions
         ]
         n_written = sum(self.workers.map(tasks.write_partition, arguments))
         assert n_written == events.totals()["rows"]
@@ -217,9 +212,7 @@ def _groups(tables: Sequence[SourceTable], n_groups: int) -> list[FileGroup]:
 
 
 def _merge_ids(
-    connection: duckdb.DuckDBPyConnection,
-    found: list[dict[str, Path]],
-    kinds: dict[Role, ColumnKind],
+    connection: duckdb.DuckDBPyConnection, found: list[dict[str, Path]], kinds: dict[Role, ColumnKind]
 ) -> None:
     """Create the tables of counts and names, and `bad`. Codes of users follow their ids."""
     bad = parquet(*(each["bad"] for each in found))
@@ -231,24 +224,18 @@ def _merge_ids(
             name_codes_by_themselves(connection, role)
             continue
         connection.execute(
-            "CREATE TEMP TABLE named AS SELECT id AS name, sum(n)::BIGINT AS n "
-            f"FROM {parquet(*paths)} GROUP BY 1"
+            f"CREATE TEMP TABLE named AS SELECT id AS name, sum(n)::BIGINT AS n FROM {parquet(*paths)} GROUP BY 1"
         )
         order = id_order(id_type(connection, "named"))
         connection.execute(
             f"CREATE TABLE names_of_{role} AS SELECT "
             f"(row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS code, name FROM named"
         )
-        connection.execute(
-            f"CREATE TABLE {role}_counts AS SELECT code, n FROM named "
-            f"JOIN names_of_{role} USING (name)"
-        )
+        connection.execute(f"CREATE TABLE {role}_counts AS SELECT code, n FROM named JOIN names_of_{role} USING (name)")
         connection.execute("DROP TABLE named")
 
 
-def _create_counts(
-    connection: duckdb.DuckDBPyConnection, role: Role, code: str, paths: Iterable[Path]
-) -> None:
+def _create_counts(connection: duckdb.DuckDBPyConnection, role: Role, code: str, paths: Iterable[Path]) -> None:
     connection.execute(
         f"CREATE OR REPLACE TABLE {role}_counts AS SELECT {code} AS code, sum(n)::BIGINT AS n "
         f"FROM {parquet(*paths)} GROUP BY 1"

@@ -18,15 +18,7 @@ import duckdb
 import numpy as np
 
 from bert4rec.data.columns import Role
-from bert4rec.data.database import (
-    connect,
-    copy_to_parquet,
-    count,
-    identifier,
-    limit_memory,
-    parquet,
-    quoted,
-)
+from bert4rec.data.database import connect, copy_to_parquet, count, identifier, limit_memory, parquet, quoted
 from bert4rec.data.filters import count_events
 from bert4rec.data.interactions import SourceTable
 from bert4rec.data.prepared_files import SORTED, write_sorted
@@ -70,9 +62,7 @@ class Partition:
     n_rows: int
 
 
-def look(
-    space: Workspace, files: FileGroup, kind: ColumnKind | None
-) -> tuple[int, TimeFacts | None]:
+def look(space: Workspace, files: FileGroup, kind: ColumnKind | None) -> tuple[int, TimeFacts | None]:
     """The number of rows, and what their times look like."""
     if not space.shared.is_dir():
         raise ValueError(
@@ -98,11 +88,7 @@ def count_ids(space: Workspace, files: FileGroup, rules: EventRules) -> dict[str
 
 
 def partition_events(
-    space: Workspace,
-    files: FileGroup,
-    rules: EventRules,
-    codes: dict[Role, Path],
-    bounds: Sequence[int],
+    space: Workspace, files: FileGroup, rules: EventRules, codes: dict[Role, Path], bounds: Sequence[int]
 ) -> list[str | None]:
     """The events of these files: per range of users, a pattern of Parquet files, or None.
 
@@ -122,8 +108,7 @@ def partition_events(
     folder = space.new_path("events")
     with _rows(space, files) as connection:
         connection.execute(
-            f"COPY (SELECT *, {part} AS part FROM ({events})) "
-            f"TO {quoted(folder)} (FORMAT parquet, PARTITION_BY (part))"
+            f"COPY (SELECT *, {part} AS part FROM ({events})) TO {quoted(folder)} (FORMAT parquet, PARTITION_BY (part))"
         )
     paths = [folder / f"part={part}" for part in range(len(bounds) + 1)]
     return [f"{path}/*.parquet" if path.is_dir() else None for path in paths]
@@ -149,11 +134,7 @@ def keep(space: Workspace, partition: Partition, kept: str, item_counts: Path) -
 
 
 def write_partition(
-    space: Workspace,
-    partition: Partition,
-    numbers: dict[str, Path],
-    finished: Path,
-    time_unit: TimeUnit | None,
+    space: Workspace, partition: Partition, numbers: dict[str, Path], finished: Path, time_unit: TimeUnit | None
 ) -> int:
     """Write the partition's ranges of tokens.npy and times.npy; return the number of rows.
 
@@ -192,14 +173,11 @@ def _rows(space: Workspace, files: FileGroup) -> Iterator[duckdb.DuckDBPyConnect
 
 def _view_events(connection: duckdb.DuckDBPyConnection, events: Sequence[str]) -> None:
     connection.execute(
-        'CREATE OR REPLACE VIEW events AS SELECT "user", item, "time", rating, row '
-        f"FROM {parquet(*events)}"
+        f'CREATE OR REPLACE VIEW events AS SELECT "user", item, "time", rating, row FROM {parquet(*events)}'
     )
 
 
-def _counted(
-    space: Workspace, connection: duckdb.DuckDBPyConnection, events: tuple[str, ...]
-) -> Partition:
+def _counted(space: Workspace, connection: duckdb.DuckDBPyConnection, events: tuple[str, ...]) -> Partition:
     count_events(connection)
     counts = {role: space.new_path(f"{role}_counts") for role in IDS}
     for role, path in counts.items():

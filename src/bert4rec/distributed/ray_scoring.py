@@ -20,11 +20,7 @@ TOKEN = ".seen-by-workers"
 
 
 def compute_on_ray(
-    job: ScoringJob,
-    parts: Sequence[int],
-    address: str | None,
-    n_workers: int | None,
-    reports: Reports,
+    job: ScoringJob, parts: Sequence[int], address: str | None, n_workers: int | None, reports: Reports
 ) -> None:
     """Compute `parts` with `n_workers` actors of one CPU each; None takes all CPUs there are."""
     with connect(address, n_workers=n_workers) as cluster, stop_requested() as is_stopped:

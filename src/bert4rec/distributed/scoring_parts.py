@@ -83,19 +83,13 @@ def default_parts(n_users: int, k: int) -> int:
 
 
 def make_plan(
-    model: Path,
-    sequences: Sequences,
-    request: BatchRequest,
-    *,
-    n_parts: int | None,
-    n_parts_before: int | None,
+    model: Path, sequences: Sequences, request: BatchRequest, *, n_parts: int | None, n_parts_before: int | None
 ) -> ScoringPlan:
     """A resumed run keeps its number of parts, `n_parts_before`, unless `n_parts` is given."""
     n_users = int(sequences.n_users)
     if n_parts is not None and not 1 <= n_parts <= n_users:
         raise ValueError(
-            f"parts is {n_parts} and there are {n_users:,} users: every part needs one, so choose "
-            f"1 to {n_users:,}"
+            f"parts is {n_parts} and there are {n_users:,} users: every part needs one, so choose 1 to {n_users:,}"
         )
     if n_parts is None:
         n_parts = n_parts_before or default_parts(n_users, request.k)
@@ -161,8 +155,7 @@ def hash_of_users(sequences: Sequences) -> str:
     path = sequences.directory / "users.parquet"
     with connect() as database:
         found = database.execute(
-            "SELECT bit_xor(md5_number(row || ':' || \"user\"))::VARCHAR "
-            f"FROM read_parquet({quoted(path)})"
+            f"SELECT bit_xor(md5_number(row || ':' || \"user\"))::VARCHAR FROM read_parquet({quoted(path)})"
         ).fetchone()
     assert found is not None
     return str(found[0])
@@ -212,8 +205,7 @@ class PartWriter:
         self._rows.fill(self._database, *self._job.plan.users_of(part), on_progress)
         with new_file(path) as temporary:
             self._database.execute(
-                f"COPY rows TO {quoted(temporary)} "
-                f"(FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}})"
+                f"COPY rows TO {quoted(temporary)} (FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}})"
             )
             # First the checksum, then the part: a part that is there has one.
             write_file(sum_path(path), f"{sha256(temporary)}  {path.name}\n")
@@ -258,9 +250,7 @@ def _n_rows(database: duckdb.DuckDBPyConnection, path: Path, mark: dict[str, obj
         marks = database.execute(
             f"SELECT value FROM parquet_kv_metadata({quoted(path)}) WHERE key = {quoted(KEY)}"
         ).fetchall()
-        ((n_rows,),) = database.execute(
-            f"SELECT num_rows FROM parquet_file_metadata({quoted(path)})"
-        ).fetchall()
+        ((n_rows,),) = database.execute(f"SELECT num_rows FROM parquet_file_metadata({quoted(path)})").fetchall()
     except duckdb.Error:
         return None  # another file, with a checksum of its own
     return int(n_rows) if [json.loads(text) for (text,) in marks] == [mark] else None

@@ -39,9 +39,7 @@ from bert4rec.training.replica import StepResult, check_is_number, copy_of, ever
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
 SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
 SHARDABLE = ("bert4rec", "sasrec")  # one item embedding, which is also the output
-KEEPS_NO_STAGES = (
-    "--keep-stages does not go with training.shard_items: no process has the whole model"
-)
+KEEPS_NO_STAGES = "--keep-stages does not go with training.shard_items: no process has the whole model"
 
 
 class _StepNegatives(Negatives):
@@ -106,9 +104,7 @@ class ShardedItems:
         items = self._fill(torch.cat([*tokens, drawn]))
         self.negatives.set(items, torch.searchsorted(items, drawn))
         microbatches = [
-            each._replace(
-                tokens=self._local(items, each.tokens), targets=self._local(items, each.targets)
-            )
+            each._replace(tokens=self._local(items, each.tokens), targets=self._local(items, each.targets))
             for each in batch.microbatches
         ]
         local = Batch(microbatches, batch.n_sequences, batch.n_queries)
@@ -141,9 +137,7 @@ class ShardedItems:
     def _local(self, items: Tensor, tokens: Tensor) -> Tensor:
         """Tokens of the whole catalogue by the numbers of the small model."""
         local = torch.searchsorted(items, tokens)
-        result: Tensor = torch.where(
-            tokens < self.n_items, local, tokens - self.n_items + self.capacity
-        )
+        result: Tensor = torch.where(tokens < self.n_items, local, tokens - self.n_items + self.capacity)
         return result
 
     def _send_gradients(self, n: int) -> None:
@@ -155,9 +149,7 @@ class ShardedItems:
         values = torch.cat([grad[:n], grad[self.capacity :]])
         received = self.shards.send_back(values, self.request)
         place, shape = self.request.theirs[None], tuple(self.own.items.weight.shape)
-        self.own.items.weight.grad = torch.sparse_coo_tensor(
-            place, received, shape, check_invariants=False
-        )
+        self.own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
         if self.table.weight.grad is not None and not self.table.weight.grad.is_sparse:
             self.table.weight.grad.zero_()
         else:
@@ -219,14 +211,11 @@ class ShardedItems:
         before the target, as everywhere; the target itself and hidden items do not count.
         """
         group = self.group
-        n_rows, length = (
-            int(max(sizes)) for sizes in zip(*group.all_gather(hidden.shape), strict=True)
-        )
+        n_rows, length = (int(max(sizes)) for sizes in zip(*group.all_gather(hidden.shape), strict=True))
         widened = torch.nn.functional.pad(hidden, (0, length - hidden.shape[1]), value=-1)
         given = ((h, 0.0), (wanted, torch.inf), (targets, -1), (widened, -1))
         all_h, all_wanted, all_targets, all_hidden = (
-            torch.cat(group.all_gather_tensor(_padded_rows(tensor, n_rows, filler)))
-            for tensor, filler in given
+            torch.cat(group.all_gather_tensor(_padded_rows(tensor, n_rows, filler))) for tensor, filler in given
         )
         weight, bias = self.own.output()
         left_out = torch.cat([all_hidden, all_targets[:, None]], 1)
@@ -280,9 +269,7 @@ def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = Fal
             "one: start more, with --processes or torchrun"
         )
     if config.model.name not in SHARDABLE:
-        raise ValueError(
-            f"training.shard_items works for {' and '.join(SHARDABLE)}, not for {config.model.name}"
-        )
+        raise ValueError(f"training.shard_items works for {' and '.join(SHARDABLE)}, not for {config.model.name}")
     if loss.name == "cross-entropy":
         raise ValueError(
             "training.shard_items needs a loss that touches some items only, and cross-entropy "

@@ -29,12 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.training.process_group import (
-    SINGLE_PROCESS,
-    GradientReducer,
-    ProcessGroup,
-    StepSignals,
-)
+from bert4rec.training.process_group import SINGLE_PROCESS, GradientReducer, ProcessGroup, StepSignals
 
 # One process may prepare data or evaluate for a long time while the others wait for it. One that
 # dies is noticed at once by its closed connection, and need not wait for this.
@@ -112,9 +107,7 @@ def joined() -> Iterator[ProcessGroup]:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store = _meeting_place(rank, n)
-            dist.init_process_group(
-                backend, store=store, rank=rank, world_size=n, timeout=LONGEST_WAIT
-            )
+            dist.init_process_group(backend, store=store, rank=rank, world_size=n, timeout=LONGEST_WAIT)
         yield TorchProcessGroup(dist.get_world_size(), dist.get_rank())
     except RuntimeError as error:
         is_about_others = any(word in str(error) for word in ("gloo", "NCCL"))
@@ -183,13 +176,9 @@ class GradientAllReduce:
         n_small = sum(p.numel() for p in self.small)
         # Behind the gradients: who has any, of how many queries, the loss and the signals.
         device = next(model.parameters()).device
-        self.together = torch.zeros(
-            n_small + len(dense) + 2 + len(StepSignals._fields), device=device
-        )
+        self.together = torch.zeros(n_small + len(dense) + 2 + len(StepSignals._fields), device=device)
 
-    def reduce(
-        self, n_queries: float, loss: float, signals: StepSignals
-    ) -> tuple[float, StepSignals]:
+    def reduce(self, n_queries: float, loss: float, signals: StepSignals) -> tuple[float, StepSignals]:
         parameters = self.small + self.large
         has_gradient = [float(p.grad is not None) for p in parameters]
         gradients = [_gradient(p).flatten() for p in self.small]
@@ -228,9 +217,7 @@ class GradientAllReduce:
             padded[: len(part)] = part
             received = self.group.all_gather_tensor(padded)
             parts.append(torch.cat([r[:n] for r, n in zip(received, counts, strict=True)]))
-        return torch.sparse_coo_tensor(
-            parts[0][None], parts[1], tuple(weight.shape), check_invariants=False
-        )
+        return torch.sparse_coo_tensor(parts[0][None], parts[1], tuple(weight.shape), check_invariants=False)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -38,13 +38,7 @@ class RayProcesses:
     address: str | None = None  # see `cluster.connect`
 
 
-def run_on_ray(
-    data: Path,
-    out: Path,
-    work: RankWork,
-    processes: RayProcesses,
-    say: Callable[[str], None],
-) -> None:
+def run_on_ray(data: Path, out: Path, work: RankWork, processes: RayProcesses, say: Callable[[str], None]) -> None:
     """Do `work` in each of several Ray workers, joined as the ranks of one training.
 
     `work` must be known by name on all machines, or be a closure of such functions. What the first
@@ -71,13 +65,10 @@ def run_on_ray(
             scaling_config=ScalingConfig(
                 num_workers=processes.n,
                 use_gpu=processes.with_gpu,
-                resources_per_worker={"CPU": processes.n_threads}
-                | ({"GPU": 1} if processes.with_gpu else {}),
+                resources_per_worker={"CPU": processes.n_threads} | ({"GPU": 1} if processes.with_gpu else {}),
             ),
             run_config=RunConfig(
-                name="ray",
-                storage_path=str(out),
-                failure_config=FailureConfig(max_failures=MOST_RESTARTS),
+                name="ray", storage_path=str(out), failure_config=FailureConfig(max_failures=MOST_RESTARTS)
             ),
         )
         try:

@@ -34,9 +34,7 @@ class BatchRequest:
 class UserRows:
     """Recommendations for the users of `sequences`, a range of users at a time."""
 
-    def __init__(
-        self, recommender: Recommender, sequences: Sequences, request: BatchRequest
-    ) -> None:
+    def __init__(self, recommender: Recommender, sequences: Sequences, request: BatchRequest) -> None:
         self.recommender, self.sequences, self.request = recommender, sequences, request
         self._users_version = _version_of_users(sequences)
         self._excluded = recommender.excluded(request.allow, request.block)
@@ -81,10 +79,7 @@ class UserRows:
             histories = self._histories(start, end)
             users = as_column(self._user_ids(start, end))
             rankings = self.recommender.top_k(
-                histories,
-                self.request.k,
-                exclude_seen=self.request.exclude_seen,
-                excluded=self._excluded,
+                histories, self.request.k, exclude_seen=self.request.exclude_seen, excluded=self._excluded
             )
             done = 0
             for ranking in rankings:

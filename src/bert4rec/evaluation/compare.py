@@ -115,8 +115,7 @@ def _check_same_task(run_a: Path, run_b: Path, protocol: str) -> None:
         content = load_metrics(run)
         if protocol not in content["metrics"]:
             raise ValueError(
-                f"{run} was not evaluated under protocol {protocol!r}: "
-                f"it has {', '.join(content['metrics'])}"
+                f"{run} was not evaluated under protocol {protocol!r}: it has {', '.join(content['metrics'])}"
             )
         with undamaged(run / METRICS_FILE):
             known = content["settings"] | {"n_items": content["n_items"]}
@@ -135,14 +134,11 @@ def _per_user(run: Path, protocol: str) -> dict[str, tuple[str, int]]:
         columns = read_parquet(run / PER_USER_FILE)
         answers = {
             str(user): (str(target), int(rank))
-            for user, target, rank in zip(
-                columns["user"], columns["target"], columns[f"rank_{protocol}"], strict=True
-            )
+            for user, target, rank in zip(columns["user"], columns["target"], columns[f"rank_{protocol}"], strict=True)
         }
     if len(answers) != len(columns["user"]):
         raise ValueError(
-            f"{run / PER_USER_FILE} has users in more than one row: a paired comparison needs "
-            "one target per user"
+            f"{run / PER_USER_FILE} has users in more than one row: a paired comparison needs one target per user"
         )
     return answers
 
@@ -155,11 +151,7 @@ def _values(ranks: list[int], metrics: list[str]) -> NDArray[np.float64]:
 
 
 def _differences(
-    metrics: list[str],
-    values_a: NDArray[np.float64],
-    values_b: NDArray[np.float64],
-    n_boot: int,
-    seed: int,
+    metrics: list[str], values_a: NDArray[np.float64], values_b: NDArray[np.float64], n_boot: int, seed: int
 ) -> list[PairedDifference]:
     difference = values_b - values_a
     low, high, p_values = bootstrap(difference, n_boot, seed)

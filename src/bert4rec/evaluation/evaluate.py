@@ -89,9 +89,7 @@ def evaluate(
     extras: dict[str, Any] = {
         "n_users": len(held_out),
         "n_items": n_items,
-        "n_short_of_negatives": max(
-            (int((drawn[:, -1] == NO_ITEM).sum()) for drawn in negatives.values()), default=0
-        ),
+        "n_short_of_negatives": max((int((drawn[:, -1] == NO_ITEM).sum()) for drawn in negatives.values()), default=0),
         "n_unreachable": int(unreachable.sum()),
         "n_cold_targets": int((train_counts[held_out.targets] == 0).sum()),
         "coverage": lists.coverage(),
@@ -110,11 +108,7 @@ def evaluate(
 
 
 def _check(
-    held_out: HeldOut,
-    train_counts: NDArray[np.int64],
-    n_items: int,
-    ks: Sequence[int],
-    protocols: Sequence[str],
+    held_out: HeldOut, train_counts: NDArray[np.int64], n_items: int, ks: Sequence[int], protocols: Sequence[str]
 ) -> None:
     if len(held_out) == 0:
         raise ValueError("there is nobody to evaluate on: the split holds out no user")

@@ -70,10 +70,7 @@ def per_user(ranks: Tensor, metric: str) -> Tensor:
     assert not ranks.is_floating_point()
     parts = re.fullmatch(r"([A-Za-z]+)(?:@([1-9][0-9]*))?", metric)
     if parts is None or parts[1] not in METRICS:
-        raise ValueError(
-            f"unknown metric {metric!r}: use one of {', '.join(METRICS)}, "
-            "with a cut-off such as NDCG@10"
-        )
+        raise ValueError(f"unknown metric {metric!r}: use one of {', '.join(METRICS)}, with a cut-off such as NDCG@10")
     return METRICS[parts[1]](ranks, int(parts[2]) if parts[2] else None)
 
 
@@ -117,8 +114,6 @@ def estimates(
         low, high = interval(means)
         bounds = list(zip(low.tolist(), high.tolist(), strict=True))
     table: dict[str, dict[str, Estimate]] = {protocol: {} for protocol in ranks}
-    for (protocol, metric), value, (low_, high_) in zip(
-        columns, values.mean(axis=0).tolist(), bounds, strict=True
-    ):
+    for (protocol, metric), value, (low_, high_) in zip(columns, values.mean(axis=0).tolist(), bounds, strict=True):
         table[protocol][metric] = {"value": value, "low": low_, "high": high_}
     return table

@@ -32,9 +32,7 @@ def sampled_rank(scores: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
     return 1 + (before & (negatives != NO_ITEM)).sum(dim=1)
 
 
-def draw_negatives(
-    held_out: HeldOut, weights: NDArray[np.int64], n_negatives: int, seed: int
-) -> NDArray[np.int32]:
+def draw_negatives(held_out: HeldOut, weights: NDArray[np.int64], n_negatives: int, seed: int) -> NDArray[np.int32]:
     """`n_negatives` items per user, without replacement, in proportion to `weights`.
 
     The user's own items (history and target) are rejected, items of weight 0 are never drawn,
@@ -53,8 +51,7 @@ def draw_negatives(
         raise ValueError(f"n_negatives is {n_negatives}: choose 1 or more")
     if weights.sum() <= 0 or weights.min() < 0:
         raise ValueError(
-            "the weights of the negatives must be 0 or more and not all 0: "
-            "pass the item counts of the training data"
+            "the weights of the negatives must be 0 or more and not all 0: pass the item counts of the training data"
         )
     negatives = np.full((len(held_out), n_negatives), NO_ITEM, dtype=np.int32)
     n_draws = _TRIES_PER_NEGATIVE * n_negatives
@@ -81,10 +78,7 @@ def _own_items(held_out: HeldOut, rows: NDArray[np.int64], n_items: int) -> NDAr
 
 
 def _draw_and_reject(
-    negatives: NDArray[np.int32],
-    taken: NDArray[np.bool_],
-    weights: NDArray[np.int64],
-    keys: NDArray[np.uint64],
+    negatives: NDArray[np.int32], taken: NDArray[np.bool_], weights: NDArray[np.int64], keys: NDArray[np.uint64]
 ) -> None:
     """Fill `negatives` from the left as far as a fixed number of draws goes; mark them `taken`."""
     n_rows, n_negatives = negatives.shape
@@ -115,10 +109,7 @@ def _first_of_its_kind(draws: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _race(
-    negatives: NDArray[np.int32],
-    taken: NDArray[np.bool_],
-    weights: NDArray[np.int64],
-    keys: NDArray[np.uint64],
+    negatives: NDArray[np.int32], taken: NDArray[np.bool_], weights: NDArray[np.int64], keys: NDArray[np.uint64]
 ) -> NDArray[np.int32]:
     """Complete each row with the winners of an exponential race between the items left."""
     n_negatives = negatives.shape[1]

@@ -101,9 +101,7 @@ def comparison_text(comparison: Comparison) -> TextTable:
         )
         for row in comparison.differences
     ]
-    return TextTable(
-        ("metric", "A", "B", "B - A", "95 % interval", "p", "better / equal / worse"), rows
-    )
+    return TextTable(("metric", "A", "B", "B - A", "95 % interval", "p", "better / equal / worse"), rows)
 
 
 def _signed(value: float) -> str:
@@ -114,7 +112,6 @@ def _comparison_notes(comparison: Comparison) -> list[str]:
     lines = [f"Paired over {comparison.n_users:,} users, {comparison.n_boot:,} resamples."]
     if comparison.n_only_a or comparison.n_only_b:
         lines.append(
-            f"Left out: {comparison.n_only_a:,} users that only A has, "
-            f"{comparison.n_only_b:,} that only B has."
+            f"Left out: {comparison.n_only_a:,} users that only A has, {comparison.n_only_b:,} that only B has."
         )
     return lines

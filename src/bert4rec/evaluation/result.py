@@ -105,8 +105,7 @@ def load_metrics(directory: Path) -> dict[str, Any]:
         is_whole = isinstance(content.get("metrics"), dict)
     if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: "
-            "evaluate the model again"
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: evaluate the model again"
         )
     if not is_whole:
         raise ValueError(f"{path} is damaged (no metrics): evaluate the model again")
@@ -123,9 +122,7 @@ def undamaged(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is damaged ({reason}): evaluate the model again") from None
 
 
-def _raw_ids(
-    numbers: NDArray[np.int64], ids: Sequence[str | int] | None
-) -> NDArray[Any] | Sequence[Any]:
+def _raw_ids(numbers: NDArray[np.int64], ids: Sequence[str | int] | None) -> NDArray[Any] | Sequence[Any]:
     if ids is None:
         return numbers
     raws = [ids[number] for number in numbers.tolist()]

@@ -46,10 +46,7 @@ class TextTable:
     def to_latex(self) -> str:
         """A `tabular` for the package booktabs."""
         alignment = "l" * self.n_names + "r" * (len(self.columns) - self.n_names)
-        heading, *rows = (
-            " & ".join(escape_latex(in_brackets(cell)) for cell in row) + r" \\"
-            for row in self._all()
-        )
+        heading, *rows = (" & ".join(escape_latex(in_brackets(cell)) for cell in row) + r" \\" for row in self._all())
         lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", heading, r"\midrule"]
         return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -69,12 +66,7 @@ class TextTable:
             table.add_column(column, justify=justify, overflow="fold")
         for row in self.rows:
             lines = ([one_line(line) for line in cell.split("\n")] for cell in row)
-            table.add_row(
-                *(
-                    Text(first).append("".join(f"\n{x}" for x in rest), "dim")
-                    for first, *rest in lines
-                )
-            )
+            table.add_row(*(Text(first).append("".join(f"\n{x}" for x in rest), "dim") for first, *rest in lines))
         return table
 
     def _all(self) -> list[Sequence[str]]:

@@ -120,9 +120,7 @@ def quality_and_time(result: LabResult) -> Chart:
     best = list(accumulate((value for _, value in points), max))
     axes.step([x for x, _ in points], best, where="post", color=GREY, zorder=0)
     axes.set_xscale("log")
-    scores = "; ".join(
-        f"{one_line(m.title)} {number(m.score.value)} in {known[m.name]:.2f} minutes" for m in timed
-    )
+    scores = "; ".join(f"{one_line(m.title)} {number(m.score.value)} in {known[m.name]:.2f} minutes" for m in timed)
     return _finished(
         picture,
         "time",
@@ -147,10 +145,7 @@ def learning_curves(result: LabResult) -> Chart:
 
     picture = _lines(result, trained, draw)
     picture.axes[0].set_xscale("log")
-    best = {
-        one_line(m.title): max((p.ndcg_10 for curve in m.curves for p in curve), default=0.0)
-        for m in trained
-    }
+    best = {one_line(m.title): max((p.ndcg_10 for curve in m.curves for p in curve), default=0.0) for m in trained}
     reached = "; ".join(f"{title} reaches {number(value)}" for title, value in best.items())
     return _finished(
         picture,
@@ -195,9 +190,7 @@ def by_bin(result: LabResult, name: str, title: str, label: str) -> Chart:
         axes.plot(values(model), **style)
 
     picture = _lines(result, result.models, draw, is_half=True)
-    picture.axes[0].set_xticks(
-        range(len(bins)), [f"{each}\n{each.n_users:,} users" for each in bins]
-    )
+    picture.axes[0].set_xticks(range(len(bins)), [f"{each}\n{each.n_users:,} users" for each in bins])
     best = result.models[0]
     found = zip(bins, values(best), strict=True)
     return _finished(
@@ -221,9 +214,7 @@ def coloured(result: LabResult) -> dict[str, int]:
     return {name: place for place, name in enumerate(chosen)}
 
 
-def _lines(
-    result: LabResult, models: Sequence[ModelResult], draw: Draw, *, is_half: bool = False
-) -> Figure:
+def _lines(result: LabResult, models: Sequence[ModelResult], draw: Draw, *, is_half: bool = False) -> Figure:
     """All models drawn in their style, the best last and on top, and a legend best first."""
     picture = Figure(figsize=(HALF if is_half else WIDE, 5), layout="constrained")
     axes, places = picture.add_subplot(), coloured(result)
@@ -235,11 +226,7 @@ def _lines(
             draw(axes, model, {"color": GREY, "linewidth": 1, "marker": "."})
             n_grey += 1
         else:
-            style: dict[str, Any] = {
-                "color": COLOURS[place],
-                "linewidth": 1.8,
-                "marker": MARKERS[place],
-            }
+            style: dict[str, Any] = {"color": COLOURS[place], "linewidth": 1.8, "marker": MARKERS[place]}
             draw(axes, model, style)
             handles.insert(0, Line2D([], [], label=short(model.title), **style))
     if n_grey:
@@ -252,9 +239,7 @@ def _lines(
     return picture
 
 
-def _finished(
-    picture: Figure, name: str, title: str, how_to_read: str, x: str, y: str, alt: str
-) -> Chart:
+def _finished(picture: Figure, name: str, title: str, how_to_read: str, x: str, y: str, alt: str) -> Chart:
     """With the picture as SVG; the same numbers give the same bytes."""
     picture.axes[0].set(xlabel=x, ylabel=y)
     file = BytesIO()

@@ -102,9 +102,7 @@ class Reproduction(Settings):
         for order in self.order:
             for name in (order.better, *order.worse):
                 if name not in names:
-                    raise ValueError(
-                        f"order {order.says!r} names {name!r}, which is not a contender"
-                    )
+                    raise ValueError(f"order {order.says!r} names {name!r}, which is not a contender")
             metrics.add(order.metric)
         if unknown := metrics - set(REPORTED):
             raise ValueError(f"unknown metrics {sorted(unknown)}: use {', '.join(REPORTED)}")
@@ -188,9 +186,7 @@ def contenders_of(
     known = {contender.name: contender for contender in reproduction.contenders}
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"--models {name}: {reproduction.name} has {', '.join(known)}; choose among them"
-            )
+            raise ValueError(f"--models {name}: {reproduction.name} has {', '.join(known)}; choose among them")
     sources = []
     for each in (known[name] for name in known if name in names or not names):
         recipe, settings = each.recipe, each.set
@@ -204,11 +200,7 @@ def contenders_of(
 
 def reproduction_names() -> list[str]:
     folder = resources.files("bert4rec") / "reproductions"
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    )
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_reproduction(source: str) -> Reproduction:

@@ -62,9 +62,7 @@ def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
     return replace(result, models=tuple(models))
 
 
-def mean_over_seeds(
-    runs: Sequence[FinishedRun], metric: str, protocol: str = FULL
-) -> NDArray[np.float64]:
+def mean_over_seeds(runs: Sequence[FinishedRun], metric: str, protocol: str = FULL) -> NDArray[np.float64]:
     """(users,) of a metric, averaged over the runs of one model."""
     ranks = [torch.from_numpy(run.evaluation.ranks[protocol]) for run in runs]
     values: NDArray[np.float64] = torch.stack([per_user(r, metric) for r in ranks]).mean(0).numpy()
@@ -108,9 +106,7 @@ def differences_to(
         # Differences of users, not of resampled means: equal models then differ by exactly 0.
         paired = values[:, others] - values[:, [best]]
         figures, p_values = mean_estimates(paired, n_resamples=n_resamples, seed=seed)
-        for model, figure, p_value, holm_p in zip(
-            others, figures, p_values, holm(p_values), strict=True
-        ):
+        for model, figure, p_value, holm_p in zip(others, figures, p_values, holm(p_values), strict=True):
             assert figure.low is not None
             assert figure.high is not None
             found[model] = DifferenceToBest(figure.value, figure.low, figure.high, p_value, holm_p)
@@ -130,18 +126,12 @@ def quantile_bins(numbers: NDArray[np.int64], n_bins: int = N_BINS) -> tuple[Use
     return tuple(bins)
 
 
-def means_by_bin(
-    values: NDArray[np.float64], numbers: NDArray[np.int64], bins: Sequence[UserBin]
-) -> tuple[float, ...]:
+def means_by_bin(values: NDArray[np.float64], numbers: NDArray[np.int64], bins: Sequence[UserBin]) -> tuple[float, ...]:
     """Mean of the users' values in each bin."""
-    return tuple(
-        float(values[(numbers >= each.low) & (numbers <= each.high)].mean()) for each in bins
-    )
+    return tuple(float(values[(numbers >= each.low) & (numbers <= each.high)].mean()) for each in bins)
 
 
-def _figures(
-    result: LabResult, runs: dict[str, list[FinishedRun]]
-) -> dict[str, dict[str, dict[str, MeanEstimate]]]:
+def _figures(result: LabResult, runs: dict[str, list[FinishedRun]]) -> dict[str, dict[str, dict[str, MeanEstimate]]]:
     """model -> protocol -> metric, all from one set of resampled users."""
     columns = [(name, p, metric) for name in runs for p in result.protocols for metric in REPORTED]
     values = np.stack([mean_over_seeds(runs[n], metric, p) for n, p, metric in columns], axis=1)
@@ -185,10 +175,7 @@ def _model(
         is_deterministic=runs[0].is_deterministic,
         figures=figures,
         seed_figures={
-            protocol: {
-                metric: tuple(_of_seed(run, metric, protocol) for run in runs)
-                for metric in REPORTED
-            }
+            protocol: {metric: tuple(_of_seed(run, metric, protocol) for run in runs) for metric in REPORTED}
             for protocol in result.protocols
         },
         costs=tuple(run.cost for run in runs),

@@ -81,16 +81,12 @@ def choose_contenders(names: Sequence[str], overrides: Iterable[str] = ()) -> li
         found = _source(source)
         known = sources.setdefault(found.name, found)
         if known != found or (found.name in TITLES and source != found.name):
-            raise ValueError(
-                f"{source}: there is another model named {found.name!r} in the lab: rename the file"
-            )
+            raise ValueError(f"{source}: there is another model named {found.name!r} in the lab: rename the file")
     return build_contenders([sources[name] for name in table_order(sources)], overrides)
 
 
 def build_contenders(
-    sources: Sequence[ContenderSource],
-    overrides: Iterable[str] = (),
-    lab_settings: Iterable[str] = (),
+    sources: Sequence[ContenderSource], overrides: Iterable[str] = (), lab_settings: Iterable[str] = ()
 ) -> list[Contender]:
     """Contenders with `overrides` on top, all evaluated on the same held-out items.
 
@@ -225,7 +221,4 @@ def _source(source: str) -> ContenderSource:
 
 def _known_names() -> str:
     others = [name for name in recipe_names() if name not in TITLES]
-    return (
-        f"{', '.join(TITLES)}; other recipes: {', '.join(others)}; "
-        "or a TOML file of your own (my-model.toml)"
-    )
+    return f"{', '.join(TITLES)}; other recipes: {', '.join(others)}; or a TOML file of your own (my-model.toml)"

@@ -80,9 +80,7 @@ def write_judgement(reproduction: Reproduction, out: Path) -> Judgement:
 def judge(reproduction: Reproduction, out: Path) -> Judgement:
     runs = read_runs(out / "lab")
     judged = {
-        each.name: _JudgedModel(
-            reproduction, each, runs.finished.get(each.name, []), out / "lab", runs.facts
-        )
+        each.name: _JudgedModel(reproduction, each, runs.finished.get(each.name, []), out / "lab", runs.facts)
         for each in reproduction.contenders
     }
     failed = {
@@ -153,9 +151,7 @@ class _JudgedModel:
             verdict = judge_figure(ours.value if ours else None, published, tolerance)
             source = self.about.source or self.reproduction.source
             says, names, notes = self.about.title, (self.about.name,), tuple(self.training_notes())
-            claims.append(
-                Claim(says, metric, published, tolerance, ours, verdict, names, source, notes)
-            )
+            claims.append(Claim(says, metric, published, tolerance, ours, verdict, names, source, notes))
         return claims
 
     def training_notes(self) -> list[str]:

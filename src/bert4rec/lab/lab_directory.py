@@ -26,13 +26,7 @@ from typing import Any
 from bert4rec import __version__
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import LOCK, write_file
-from bert4rec.lab.contenders import (
-    LAB_SECTIONS,
-    Contender,
-    flat_settings,
-    table_order,
-    unusual_settings,
-)
+from bert4rec.lab.contenders import LAB_SECTIONS, Contender, flat_settings, table_order, unusual_settings
 from bert4rec.lab.lab_result import LabFacts
 
 FORMAT_VERSION = 2
@@ -101,9 +95,7 @@ class LabPlan:
     notes: list[str]  # what the user should know about runs that were kept
 
 
-def plan_lab(
-    directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms
-) -> LabPlan:
+def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms) -> LabPlan:
     """Begin a lab or add to one; runs on other data or settings are refused, or set aside."""
     if terms.n_seeds < 1:
         raise ValueError(f"--seeds is {terms.n_seeds}: use one or more")
@@ -136,11 +128,7 @@ def plan_lab(
         seeds=tuple(sorted({*before["seeds"], *range(terms.n_seeds)})),
         budget_minutes=terms.minutes,
         machine=machine(),
-        versions={
-            "bert4rec": __version__,
-            "torch": version("torch"),
-            "python": platform.python_version(),
-        },
+        versions={"bert4rec": __version__, "torch": version("torch"), "python": platform.python_version()},
         created=before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
         reproduction=terms.reproduction,
     )
@@ -198,9 +186,7 @@ def _set_aside(runs: Path) -> None:
         runs.rename(next(p for name in names if not (p := runs.with_name(name)).exists()))
 
 
-def _outdated(
-    directory: Path, contenders: Sequence[Contender], terms: LabTerms
-) -> tuple[list[str], list[str]]:
+def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms) -> tuple[list[str], list[str]]:
     """Contenders whose folders must be replaced, and notes about those that are kept."""
     outdated, notes, refused = [], [], []
     for contender in contenders:

@@ -39,11 +39,7 @@ def write_report(lab_dir: Path) -> LabResult:
 
 def render(result: LabResult, directory: Path) -> None:
     """All three files, each whole or as it was before; `result` may come from `report.json`."""
-    contents = {
-        "report.json": result.to_json(),
-        "report.csv": to_csv(result),
-        "report.html": to_html(result),
-    }
+    contents = {"report.json": result.to_json(), "report.csv": to_csv(result), "report.html": to_html(result)}
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_file(directory / name, content)
@@ -176,12 +172,8 @@ def to_html(result: LabResult) -> str:
 
         from bert4rec.lab.charts import all_charts
     except ImportError as error:
-        raise ValueError(
-            f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'"
-        ) from None
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        raise ValueError(f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'") from None
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = (resources.files("bert4rec.lab") / "templates" / "report.html").read_text("utf-8")
     page = environment.from_string(source).render(
         result=result,

@@ -6,23 +6,12 @@ import shlex
 
 from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.text_tables import one_line
-from bert4rec.lab.lab_result import (
-    RANKED_BY,
-    DifferenceToBest,
-    LabResult,
-    MeanEstimate,
-    ModelResult,
-    PlannedModel,
-)
+from bert4rec.lab.lab_result import RANKED_BY, DifferenceToBest, LabResult, MeanEstimate, ModelResult, PlannedModel
 
 SIGNIFICANT = 0.05
 STOPPED_BY_CLOCK = "stopped by the time limit before its learning rate had decayed"
 LONGEST_TITLE = 32  # characters, in a chart
-PROTOCOL_TITLES = {
-    "full": "all items",
-    "popularity": "{n} negatives by popularity",
-    "uniform": "{n} uniform negatives",
-}
+PROTOCOL_TITLES = {"full": "all items", "popularity": "{n} negatives by popularity", "uniform": "{n} uniform negatives"}
 
 
 def short(title: str) -> str:
@@ -166,8 +155,7 @@ def cautions(result: LabResult) -> list[str]:
     lines += _about_budgets(result)
     if result.missing:
         lines.append(
-            f"{len(result.missing)} runs have no result and are listed separately: the best model "
-            "may be among them."
+            f"{len(result.missing)} runs have no result and are listed separately: the best model may be among them."
         )
     return lines
 

@@ -84,15 +84,10 @@ def average_attention(
     if not isinstance(model, BERT4Rec):
         raise ValueError(f"attention maps need a BERT4Rec model, this is {type(model).__name__}")
     if not 3 <= n_positions <= model.max_len:
-        raise ValueError(
-            f"{n_positions} positions: choose from 3 to the model's max_len = {model.max_len}"
-        )
+        raise ValueError(f"{n_positions} positions: choose from 3 to the model's max_len = {model.max_len}")
     long_enough = np.flatnonzero(histories.lengths >= n_positions - 1)
     if not len(long_enough):
-        raise ValueError(
-            f"no history has {n_positions - 1} items or more: choose fewer positions than "
-            f"{n_positions}"
-        )
+        raise ValueError(f"no history has {n_positions - 1} items or more: choose fewer positions than {n_positions}")
     n = min(n_users, len(long_enough))
     rows = np.random.default_rng(seed).choice(long_enough, n, replace=False)
     n_read = np.minimum(histories.lengths, model.max_len - 1)
@@ -104,9 +99,7 @@ def average_attention(
     def summed(part: NDArray[np.int64]) -> NDArray[np.float64]:
         length = int(n_read[part[0]])
         read = np.stack([histories[row][-length:] for row in part.tolist()]).astype(np.int64)
-        weights = attention_weights(model, torch.from_numpy(read))[
-            ..., -n_positions:, -n_positions:
-        ]
+        weights = attention_weights(model, torch.from_numpy(read))[..., -n_positions:, -n_positions:]
         total: NDArray[np.float64] = weights.double().sum(1).cpu().numpy()
         return total
 

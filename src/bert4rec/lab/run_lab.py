@@ -22,11 +22,7 @@ N_SIGNALS = 2  # the first asks a run for a checkpoint, the second is passed on,
 
 
 def run_lab(
-    directory: Path,
-    sequences: Sequences,
-    contenders: Sequence[Contender],
-    terms: LabTerms,
-    console: Console,
+    directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms, console: Console
 ) -> None:
     """Run all that is not done. A run that fails is recorded, and the others continue."""
     read_lab(directory)  # refuses a directory of something else before anything is written

@@ -54,9 +54,7 @@ class EndedProcess:
     peak_memory_mb: float
 
 
-def run_in_process(
-    run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Callable[[], None]
-) -> EndedProcess:
+def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Callable[[], None]) -> EndedProcess:
     """Start the run, wait for it, and pass a request to stop on to it; `on_poll` is called often.
 
     Raises `Interrupted` when the run was stopped before its end.
@@ -150,10 +148,7 @@ def _fitted_config(run: LabRun, config: RunConfig, split: Split, minutes: float)
     fitted = run.fitted()
     if fitted is None:
         budgeted = fit_budget(split, config, minutes)
-        fitted = {
-            "config": budgeted.config.model_dump(mode="json"),
-            "expected_seconds": round(budgeted.seconds, 1),
-        }
+        fitted = {"config": budgeted.config.model_dump(mode="json"), "expected_seconds": round(budgeted.seconds, 1)}
         write_json(run.contender / "epochs.json", fitted)
     config = parse_run_config(fitted["config"], "epochs.json")
     seeded = config.training.model_copy(update={"seed": run.seed})
@@ -184,9 +179,7 @@ def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -
     )
 
 
-def _validation_ndcg(
-    run: LabRun, n_users: int, split: Split, config: RunConfig, minutes: float
-) -> float:
+def _validation_ndcg(run: LabRun, n_users: int, split: Split, config: RunConfig, minutes: float) -> float:
     """The best validation NDCG@10 of a trial, which leaves no model behind."""
     for what, size in (("train", len(split.train)), ("validate", len(split.validation))):
         if not size:
@@ -197,10 +190,7 @@ def _validation_ndcg(
         users = validation_users(split, config)
         assert users is not None
         ranks = rank_held_out(
-            fitted,
-            users,
-            exclude_seen=config.evaluation.exclude_seen,
-            n_workers=config.training.workers,
+            fitted, users, exclude_seen=config.evaluation.exclude_seen, n_workers=config.training.workers
         )
         return float(per_user(ranks, "NDCG@10").mean())
     with RunLog(run.folder) as log:
@@ -215,9 +205,7 @@ def epochs_by_stage(run: LabRun) -> dict[str, int]:
     return {event["stage"]: int(event["epoch"]) for event in run.events()}
 
 
-def is_stopped_by_clock(
-    config: RunConfig, epochs: dict[str, int], seconds: float, minutes: float
-) -> bool:
+def is_stopped_by_clock(config: RunConfig, epochs: dict[str, int], seconds: float, minutes: float) -> bool:
     """Whether the time limit ended a run before the last epoch of its last stage."""
     names, stages = stage_names(config), [stage for stage in config.stages if stage.epochs]
     # The time is rounded to a tenth of a second.
@@ -228,9 +216,7 @@ def is_stopped_by_clock(
 def scoring_speed(recommender: Recommender, histories: Spans) -> float:
     """Users per second, warm, on all cores: ten items each, seen ones excluded."""
     n = min(SCORED_USERS, len(histories))
-    sample = histories.take(
-        np.sort(np.random.default_rng(0).choice(len(histories), n, replace=False))
-    )
+    sample = histories.take(np.sort(np.random.default_rng(0).choice(len(histories), n, replace=False)))
 
     def seconds() -> float:
         started = time.monotonic()

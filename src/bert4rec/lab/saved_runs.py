@@ -13,14 +13,7 @@ from pydantic import TypeAdapter
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.lab.contenders import DETERMINISTIC
 from bert4rec.lab.lab_directory import FORMAT_VERSION, LAB_FILE, LabRun, read_json
-from bert4rec.lab.lab_result import (
-    FULL,
-    CurveValidation,
-    LabFacts,
-    MissingRun,
-    PlannedModel,
-    RunCost,
-)
+from bert4rec.lab.lab_result import FULL, CurveValidation, LabFacts, MissingRun, PlannedModel, RunCost
 
 BY_THE_LAB = ("training.seed", "training.minutes")  # settings that the lab chooses itself
 BROKEN = (ValueError, LookupError, TypeError, AttributeError)  # what a damaged file can raise
@@ -75,8 +68,7 @@ def _read_facts(lab_dir: Path) -> LabFacts:
     except BROKEN as error:
         raise ValueError(f"{path} is damaged ({error!r}): run the lab again") from None
     raise ValueError(
-        f"{path} has format version {content['format_version']}, this program reads "
-        f"{FORMAT_VERSION}: run the lab again"
+        f"{path} has format version {content['format_version']}, this program reads {FORMAT_VERSION}: run the lab again"
     )
 
 

@@ -206,8 +206,7 @@ def _parsed(name: str, tried: Any, start: Config) -> Distribution:
         raise ValueError(f"needs low and high, two numbers, or choices: write {example}")
     elif type(log) is not bool or low >= high or (log and low <= 0):
         raise ValueError(
-            f"is low = {low}, high = {high}, log = {log}: low must be below high and, with "
-            "log = true, above 0"
+            f"is low = {low}, high = {high}, log = {log}: low must be below high and, with log = true, above 0"
         )
     for value in choices or (low, high):
         # Whether heads divide the dim is checked for all pairs later.

@@ -58,17 +58,11 @@ def open_study(out: Path, terms: StudyTerms) -> Iterator[tuple[Study, int]]:
     with alone_in(out) as lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = optuna.storages.RDBStorage(f"sqlite:///{(out / 'study.db').resolve()}")
-        pruner = optuna.pruners.MedianPruner(
-            max(1, terms.startup_trials), WARM_UP_PERCENT, REPORT_EVERY_PERCENT
-        )
+        pruner = optuna.pruners.MedianPruner(max(1, terms.startup_trials), WARM_UP_PERCENT, REPORT_EVERY_PERCENT)
 
         def load() -> Study:
             return optuna.create_study(
-                storage=storage,
-                study_name=NAME,
-                direction="maximize",
-                load_if_exists=True,
-                pruner=pruner,
+                storage=storage, study_name=NAME, direction="maximize", load_if_exists=True, pruner=pruner
             )
 
         try:
@@ -109,9 +103,7 @@ def ask(study: Study, space: Space, seed: int) -> Trial:
     not draw the values of its first trials again.
     """
     word = np.random.SeedSequence([seed, len(study.trials)]).generate_state(1)[0]
-    study.sampler = optuna.samplers.TPESampler(
-        seed=int(word), n_startup_trials=RANDOM_TRIALS, multivariate=True
-    )
+    study.sampler = optuna.samplers.TPESampler(seed=int(word), n_startup_trials=RANDOM_TRIALS, multivariate=True)
     return study.ask(dict(space))
 
 

@@ -70,29 +70,19 @@ class TuningResult:
 
 
 def tune(
-    sequences: Sequences,
-    start: RunConfig,
-    space: Space,
-    out: Path,
-    options: TuningOptions,
-    console: Console,
+    sequences: Sequences, start: RunConfig, space: Space, out: Path, options: TuningOptions, console: Console
 ) -> TuningResult:
     """Run the trials that are missing of `n_trials`, and save the best settings as a recipe."""
     if start.training.on_validation:
         raise ValueError(
-            "training.on_validation leaves nothing to choose settings by: add "
-            "--set training.on_validation=false"
+            "training.on_validation leaves nothing to choose settings by: add --set training.on_validation=false"
         )
     if options.n_trials < 1:
         raise ValueError(f"--trials is {options.n_trials}: use one or more")
     terms = StudyTerms(sequences.fingerprint, start, space, options.minutes, options.startup_trials)
     limit = options.timeout_minutes
     ends_at = np.inf if limit is None else time.monotonic() + 60 * limit
-    with (
-        stop_requested() as is_stopped,
-        open_study(out, terms) as (study, lock),
-        ProgressView(console=console) as view,
-    ):
+    with stop_requested() as is_stopped, open_study(out, terms) as (study, lock), ProgressView(console=console) as view:
         write_json(out / STUDY_FILE, {"data": data_facts(out, sequences, options.data_name)})
         view.say(_plan_line(study, space, options))
         view.begin("trials", len(finished(study)), options.n_trials)
@@ -162,11 +152,7 @@ def _run(study: Study, trial: Trial, terms: StudyTerms, running: RunningTrial) -
 
 
 def run_trial(
-    run: LabRun,
-    config: Config,
-    minutes: float,
-    running: RunningTrial,
-    report: Callable[[int, float], None],
+    run: LabRun, config: Config, minutes: float, running: RunningTrial, report: Callable[[int, float], None]
 ) -> tuple[Config, float]:
     """Train once: the settings with the epochs that fit the budget, and the best NDCG@10.
 

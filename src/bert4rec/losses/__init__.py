@@ -48,13 +48,7 @@ class Loss(Protocol):
     is_sparse: bool  # whether a step touches some items only
 
     def __call__(
-        self,
-        h: Tensor,
-        output: Output,
-        targets: Tensor,
-        *,
-        scale: float,
-        generator: torch.Generator,
+        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """(M, D), …, (M,) → the loss, `scale` times the sum over M, and the gradient (M, D)."""
         ...

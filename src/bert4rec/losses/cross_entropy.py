@@ -46,13 +46,7 @@ class CrossEntropy:
         self.memory = memory
 
     def __call__(
-        self,
-        h: Tensor,
-        output: Output,
-        targets: Tensor,
-        *,
-        scale: float,
-        generator: torch.Generator,
+        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         if h.device.type != "cpu" or not isinstance(output, DotProduct):
             return self._plain(h, output, targets, scale)
@@ -72,9 +66,7 @@ class CrossEntropy:
             memory=self.memory,
         )
 
-    def _plain(
-        self, h: Tensor, output: Output, targets: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def _plain(self, h: Tensor, output: Output, targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         def value(h: Tensor, targets: Tensor) -> Tensor:
             logits = output.block_scores(h, 0, output.n_items)
             return scale * F.cross_entropy(logits, targets, reduction="sum")

@@ -19,9 +19,7 @@ class Negatives:
 
     def __init__(self, weights: NDArray[np.number[Any]]) -> None:
         shares = weights / weights.sum()
-        self.log_shares: Tensor = torch.from_numpy(
-            np.log(np.maximum(shares, 1e-30)).astype(np.float32)
-        )
+        self.log_shares: Tensor = torch.from_numpy(np.log(np.maximum(shares, 1e-30)).astype(np.float32))
         self.upper = torch.from_numpy(np.cumsum(shares))
         self.n_items = len(shares)
 

@@ -46,16 +46,11 @@ AT_ONCE = 2**22  # numbers that are held at a time: scores, or embeddings of a q
 class SampledSettings(LossSettings):
     """A loss by a formula of the target's score and those of its negatives."""
 
-    n_negatives: Positive = Field(
-        1024, description="negatives of a query; from 64 on, shared by a microbatch"
-    )
+    n_negatives: Positive = Field(1024, description="negatives of a query; from 64 on, shared by a microbatch")
     negatives: Literal["uniform", "popularity", "in-batch"] = Field(
-        "uniform",
-        description="how they are drawn; in-batch takes the targets of other queries of the batch",
+        "uniform", description="how they are drawn; in-batch takes the targets of other queries of the batch"
     )
-    power: Share = Field(
-        1.0, description="popularity negatives come in proportion to popularity ** this"
-    )
+    power: Share = Field(1.0, description="popularity negatives come in proportion to popularity ** this")
 
     def formula(self, n_items: int) -> Formula:
         raise NotImplementedError
@@ -65,9 +60,7 @@ class SampledSettings(LossSettings):
         if self.negatives == "in-batch":
             negatives = as_they_occur(train_counts)
             return AmongTargets(formula, negatives, self.n_negatives, log_q=log_q)
-        negatives = by_popularity(
-            train_counts, self.power if self.negatives == "popularity" else 0.0
-        )
+        negatives = by_popularity(train_counts, self.power if self.negatives == "popularity" else 0.0)
         return Sampled(formula, negatives, self.n_negatives, log_q=log_q)
 
 
@@ -116,9 +109,7 @@ class TOP1MaxSettings(SampledSettings):
 
 class BPRMaxSettings(SampledSettings):
     name: str = "bpr-max"
-    penalty: Annotated[float, Field(ge=0)] = Field(
-        1.0, description="weight of the squared scores of negatives"
-    )
+    penalty: Annotated[float, Field(ge=0)] = Field(1.0, description="weight of the squared scores of negatives")
 
     def formula(self, n_items: int) -> Formula:
         return formulas.bpr_max(self.penalty)
@@ -136,25 +127,12 @@ class Sampled:
 
     is_sparse = True
 
-    def __init__(
-        self,
-        formula: Formula,
-        negatives: Negatives,
-        n_negatives: int,
-        *,
-        log_q: bool,
-    ) -> None:
+    def __init__(self, formula: Formula, negatives: Negatives, n_negatives: int, *, log_q: bool) -> None:
         self.formula, self.negatives = formula, negatives
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
-        self,
-        h: Tensor,
-        output: Output,
-        targets: Tensor,
-        *,
-        scale: float,
-        generator: torch.Generator,
+        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         is_shared = self.n_negatives >= SHARED_FROM
         rows = 1 if is_shared else len(h)
@@ -164,16 +142,12 @@ class Sampled:
         losses, gradients = [], []
         for first in range(0, len(h), at_once):
             part = slice(first, first + at_once)
-            loss, gradient = self._part(
-                h[part], output, targets[part], drawn if is_shared else drawn[part], scale
-            )
+            loss, gradient = self._part(h[part], output, targets[part], drawn if is_shared else drawn[part], scale)
             losses.append(loss)
             gradients.append(gradient)
         return torch.stack(losses).sum(), torch.cat(gradients)
 
-    def _part(
-        self, h: Tensor, output: Output, targets: Tensor, drawn: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def _part(self, h: Tensor, output: Output, targets: Tensor, drawn: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         correction = self.negatives.log_expected(drawn, self.n_negatives) if self.log_q else 0.0
 
         def value(h: Tensor) -> Tensor:
@@ -191,13 +165,7 @@ class InBatch:
         self.negatives = negatives
 
     def __call__(
-        self,
-        h: Tensor,
-        output: Output,
-        targets: Tensor,
-        *,
-        scale: float,
-        generator: torch.Generator,
+        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         negatives = targets
         correction = self.negatives.log_expected(negatives, max(1, len(negatives) - 1))
@@ -216,20 +184,12 @@ class AmongTargets:
 
     is_sparse = True
 
-    def __init__(
-        self, formula: Formula, popularity: Negatives, n_negatives: int, *, log_q: bool
-    ) -> None:
+    def __init__(self, formula: Formula, popularity: Negatives, n_negatives: int, *, log_q: bool) -> None:
         self.formula, self.popularity = formula, popularity
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
-        self,
-        h: Tensor,
-        output: Output,
-        targets: Tensor,
-        *,
-        scale: float,
-        generator: torch.Generator,
+        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         groups = random_groups(len(h), self.n_negatives, generator).to(h.device)
         size = groups.shape[1]

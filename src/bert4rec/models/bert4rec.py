@@ -43,8 +43,7 @@ class BERT4RecSettings(SequenceModelSettings):
     )
     initialization: Literal["local", "paper"] = Field(
         "local",
-        description="paper: normal of 0.02, truncated at two deviations; local: attention starts at "
-        "the preceding item",
+        description="paper: normal of 0.02, truncated at two deviations; local: attention starts at the preceding item",
     )
     output_bias: Literal["popularity", "zero"] = Field(
         "popularity", description="what the output bias is before training"

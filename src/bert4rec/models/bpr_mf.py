@@ -98,11 +98,7 @@ class BPRMF:
         return ScoreRows(self.n_items)
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            "user_factors": self.user_factors,
-            "item_factors": self.item_factors,
-            "is_known": self.is_known,
-        }
+        return {"user_factors": self.user_factors, "item_factors": self.item_factors, "is_known": self.is_known}
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], settings: BPRMFSettings, n_items: int) -> Self:

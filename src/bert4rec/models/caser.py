@@ -26,11 +26,7 @@ from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import ItemProducts, dot_product
-from bert4rec.models.sequence_model import (
-    SequenceModel,
-    SequenceModelSettings,
-    embed_users,
-)
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings, embed_users
 from bert4rec.settings import Positive
 
 
@@ -66,14 +62,10 @@ class Caser(SequenceModel):
         self.output_bias = nn.Parameter(torch.zeros(n_items))  # b'
         nn.init.zeros_(self.users.weight)  # a user who never trains is an unknown user
         for embedding in (self.items, self.output_items):
-            nn.init.normal_(
-                embedding.weight, std=1 / embedding.embedding_dim
-            )  # as in the authors' code
+            nn.init.normal_(embedding.weight, std=1 / embedding.embedding_dim)  # as in the authors' code
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
-        positions, which = torch.unique_consecutive(
-            positions, return_inverse=True
-        )  # T targets each
+        positions, which = torch.unique_consecutive(positions, return_inverse=True)  # T targets each
         z = self._convolved(self._windows(tokens, positions))
         p = embed_users(users, self.users).index_select(0, positions // tokens.shape[1])
         return torch.cat([z, p], dim=1).index_select(0, which)

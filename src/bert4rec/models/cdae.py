@@ -26,11 +26,7 @@ from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import ItemProducts, dot_product
-from bert4rec.models.sequence_model import (
-    SequenceModel,
-    SequenceModelSettings,
-    embed_users,
-)
+from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings, embed_users
 
 
 class CDAESettings(SequenceModelSettings):

@@ -29,9 +29,7 @@ from bert4rec.settings import Dropout, Positive
 class GRU4RecSettings(SequenceModelSettings):
     name: str = "gru4rec"
     layers: Positive = Field(1, description="recurrent layers")
-    output_dropout: Dropout | None = Field(
-        None, description="dropout of the states; defaults to `dropout`"
-    )
+    output_dropout: Dropout | None = Field(None, description="dropout of the states; defaults to `dropout`")
 
 
 class GRU4Rec(SequenceModel):

@@ -83,9 +83,7 @@ class ItemKNN:
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
         """(B,), (B, L) → (B, V) scores"""
         distinct = self._distinct(histories.to(self.offsets.device))
-        scores = torch.zeros(
-            len(distinct), self.n_items, dtype=torch.float64, device=distinct.device
-        )
+        scores = torch.zeros(len(distinct), self.n_items, dtype=torch.float64, device=distinct.device)
         n_rows = max(1, PAIRS_AT_ONCE // max(1, distinct.shape[1] * self._most_neighbours))
         for first in range(0, len(distinct), n_rows):
             self._add_neighbours(scores[first : first + n_rows], distinct[first : first + n_rows])
@@ -148,8 +146,7 @@ def require_implicit(model: str) -> None:
     missing = [name for name in ("implicit", "scipy") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"model.name is {model!r}: fitting it needs {' and '.join(missing)}; "
-            "run pip install 'bert4rec[lab]'"
+            f"model.name is {model!r}: fitting it needs {' and '.join(missing)}; run pip install 'bert4rec[lab]'"
         )
 
 

@@ -40,9 +40,7 @@ class MarkovChain:
     needs_known_user: ClassVar[bool] = False
     max_history: int | None = 1
 
-    def __init__(
-        self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor
-    ) -> None:
+    def __init__(self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor) -> None:
         self.n_items = len(popularity)
         assert len(offsets) == self.n_items + 2
         assert len(columns) == len(counts) == int(offsets[-1])
@@ -67,9 +65,7 @@ class MarkovChain:
         before, after = np.divmod(distinct, n_items)
         offsets = np.searchsorted(before, np.arange(n_items + 2))
         popularity = np.bincount(items, minlength=n_items)
-        return cls(
-            *(torch.from_numpy(x.astype(np.int64)) for x in (offsets, after, counts, popularity))
-        )
+        return cls(*(torch.from_numpy(x.astype(np.int64)) for x in (offsets, after, counts, popularity)))
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
         """(B,), (B, L) → (B, V) scores"""
@@ -93,12 +89,7 @@ class MarkovChain:
         return pad(histories, (1, 0), value=self.n_items).gather(1, lengths)[:, 0]
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            "offsets": self.offsets,
-            "columns": self.columns,
-            "counts": self.counts,
-            "popularity": self.popularity,
-        }
+        return {"offsets": self.offsets, "columns": self.columns, "counts": self.counts, "popularity": self.popularity}
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], settings: MarkovSettings, n_items: int) -> Self:

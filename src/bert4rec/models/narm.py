@@ -24,13 +24,9 @@ from bert4rec.settings import Dropout, Positive
 
 class NARMSettings(SequenceModelSettings):
     name: str = "narm"
-    hidden: Positive | None = Field(
-        None, description="width of the recurrent states; defaults to `dim`"
-    )
+    hidden: Positive | None = Field(None, description="width of the recurrent states; defaults to `dim`")
     layers: Positive = Field(1, description="recurrent layers")
-    output_dropout: Dropout | None = Field(
-        None, description="dropout before the decoder; defaults to `dropout`"
-    )
+    output_dropout: Dropout | None = Field(None, description="dropout before the decoder; defaults to `dropout`")
 
 
 class NARM(SequenceModel):

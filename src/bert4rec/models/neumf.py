@@ -109,9 +109,7 @@ class TwoPaths(NamedTuple):
             rows = slice(first, first + n_rows)
             block = (h[rows], q, q_tower) if len(q) == 1 else (h[rows], q[rows], q_tower[rows])
             if torch.is_grad_enabled():
-                part = checkpoint(
-                    self._block, *block, use_reentrant=False, preserve_rng_state=False
-                )
+                part = checkpoint(self._block, *block, use_reentrant=False, preserve_rng_state=False)
                 assert isinstance(part, Tensor)
                 parts.append(part)
             else:

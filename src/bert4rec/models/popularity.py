@@ -50,7 +50,5 @@ class Popularity:
         return {"counts": self.counts}
 
     @classmethod
-    def restore(
-        cls, tensors: dict[str, Tensor], settings: PopularitySettings, n_items: int
-    ) -> Self:
+    def restore(cls, tensors: dict[str, Tensor], settings: PopularitySettings, n_items: int) -> Self:
         return cls(tensors["counts"])

@@ -101,9 +101,7 @@ class Int8Embedding(QuantizedEmbedding):
     def products(self, h: Tensor, first: int, last: int) -> Tensor:
         out = h.new_empty(len(h), last - first)
         memory = h.new_empty(min(BLOCK, last - first), self.embedding_dim)
-        for part, codes in zip(
-            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
-        ):
+        for part, codes in zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True):
             torch.mm(h, memory[: len(codes)].copy_(codes).T, out=part)
         return out.mul_(self.scales[first:last])
 
@@ -152,18 +150,14 @@ class ProductQuantizedEmbedding(QuantizedEmbedding):
         parts = wide.view(len(wide), n_parts, width).permute(1, 2, 0)  # (C, D / C, M)
         of_centroids = (self.centroids @ parts).flatten(0, 1)  # (C · 256, M)
         out = h.new_empty(len(h), last - first)
-        for part, codes in zip(
-            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
-        ):
+        for part, codes in zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True):
             sums = F.embedding_bag(self._places(codes), of_centroids, mode="sum")  # (block, M)
             part.copy_(sums[:, : len(h)].T)
         return out
 
     def _products_of_decoded(self, h: Tensor, first: int, last: int) -> Tensor:
         out = h.new_empty(len(h), last - first)
-        for part, codes in zip(
-            torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True
-        ):
+        for part, codes in zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True):
             torch.mm(h, self._decoded(codes).T, out=part)
         return out
 

@@ -100,9 +100,7 @@ class SequenceModel(nn.Module):
         for name, embedding in quantized_embeddings(tensors).items():
             plain = model.item_embeddings().get(name)
             if plain is None or not embedding.replaces(n_items, tuple(plain.weight.shape)):
-                raise ValueError(
-                    f"the quantized {name} does not fit the model: its settings are of another one"
-                )
+                raise ValueError(f"the quantized {name} does not fit the model: its settings are of another one")
             setattr(model, name, embedding)
         model.load_state_dict(tensors, assign=True)
         model.no_bias = torch.zeros(n_items)

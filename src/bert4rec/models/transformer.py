@@ -74,12 +74,7 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int,
-        dropout: float,
-        attention_dropout: float,
-        without: tuple[str, ...] = (),
+        self, dim: int, heads: int, dropout: float, attention_dropout: float, without: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
         self.attention = Attention(dim, heads, attention_dropout)

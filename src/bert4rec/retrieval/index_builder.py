@@ -65,10 +65,7 @@ def too_few(histories: Spans) -> str | None:
     n = int((histories.lengths > 0).sum())
     if n >= FEWEST_QUERIES:
         return None
-    return (
-        f"an index is tuned and measured on real histories, and there are {n}: "
-        f"give {FEWEST_QUERIES} or more"
-    )
+    return f"an index is tuned and measured on real histories, and there are {n}: give {FEWEST_QUERIES} or more"
 
 
 def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample:
@@ -80,9 +77,7 @@ def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample
     return SearchSample(*encode_histories(model, histories.take(rows)))
 
 
-def build_index(
-    output: ItemProducts, sample: SearchSample, target: float = RECALL, seed: int = 0
-) -> ItemIndex | None:
+def build_index(output: ItemProducts, sample: SearchSample, target: float = RECALL, seed: int = 0) -> ItemIndex | None:
     """An index with a recall@10 of `target`; None if exact search is as fast as any that has it."""
     if not 0 < target <= 1:
         raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
@@ -90,9 +85,7 @@ def build_index(
     tensors = _cluster(output, n_lists_for(output.n_items), seed)
     half = len(sample) // 2
     tuning, others = sample.rows(0, half), sample.rows(half, len(sample))
-    untuned = IndexQuality(
-        len(tensors.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf
-    )
+    untuned = IndexQuality(len(tensors.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf)
     index = ItemIndex(tensors, output, untuned)
     wanted = _exact(output, tuning)
     for n_searched in _numbers(int(MOST_SEARCHED * len(tensors.centroids))):
@@ -109,9 +102,7 @@ def build_index(
 def described(quality: IndexQuality | None) -> str:
     """What became of building an index, in a sentence."""
     if quality is None:
-        return (
-            "no index has the wanted recall and is faster than exact search: every search is exact"
-        )
+        return "no index has the wanted recall and is faster than exact search: every search is exact"
     return (
         f"index of {quality.n_lists:,} lists built in {quality.seconds:.0f} s: recall@10 "
         f"{quality.recall:.3f} on {quality.n_measured:,} other histories"
@@ -128,9 +119,7 @@ def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
     faiss.omp_set_num_threads(torch.get_num_threads())
     is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_PER_LIST * n_lists
     starts = range(0, output.n_items, AT_ONCE)
-    drawn = np.concatenate(
-        [with_bias(output, first)[is_drawn[first : first + AT_ONCE]] for first in starts]
-    )
+    drawn = np.concatenate([with_bias(output, first)[is_drawn[first : first + AT_ONCE]] for first in starts])
     kmeans = faiss.Kmeans(
         drawn.shape[1],
         n_lists,
@@ -173,7 +162,5 @@ def _depth(index: ItemIndex, output: ItemProducts, sample: SearchSample) -> floa
     """How far down the tenth recommendation lies on average, with the seen items in front of it."""
     n_fetched = RECALL_AT + int(sample.mask.n_hidden(len(sample)).max())
     n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.quality.n_searched
-    _, _, depth = index.search_lists(
-        sample.h, output, sample.mask, RECALL_AT, n_fetched, n_searched
-    )
+    _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, n_fetched, n_searched)
     return round(float(depth.double().mean()), 1)

@@ -51,9 +51,7 @@ def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     except (AttributeError, KeyError, TypeError):
         is_ours = False
     if not is_ours:
-        raise ValueError(
-            f"{directory / name}.json is of another version of bert4rec: run `bert4rec index` again"
-        )
+        raise ValueError(f"{directory / name}.json is of another version of bert4rec: run `bert4rec index` again")
     path = directory / f"{name}.safetensors"
     try:
         loaded = load(path.read_bytes())
@@ -64,8 +62,7 @@ def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     tensors.check(output)
     if not _are_possible(quality, len(tensors.centroids)):
         raise ValueError(
-            f"{directory / name}.json is damaged: it says what no index can be; "
-            "run `bert4rec index` again"
+            f"{directory / name}.json is damaged: it says what no index can be; run `bert4rec index` again"
         )
     return ItemIndex(tensors, output, quality)
 

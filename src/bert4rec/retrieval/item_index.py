@@ -92,9 +92,7 @@ class ItemIndex:
         n_lists, width = centroids.shape
         self._quantizer = faiss.IndexFlatIP(width)  # kept: faiss only has a pointer to it
         self._quantizer.add(centroids)
-        self._lists = faiss.IndexIVFFlat(
-            self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT
-        )
+        self._lists = faiss.IndexIVFFlat(self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT)
         self._lists.is_trained = True
         pointer = faiss.swig_ptr
         for first in range(0, output.n_items, AT_ONCE):
@@ -135,9 +133,7 @@ class ItemIndex:
             _put(best, rows[rest], top_k(blocks, mask.of_rows(rest), k))
         return best
 
-    def _search(
-        self, h: Tensor, output: ItemProducts, mask: ItemMask, best: TopK, rows: Tensor
-    ) -> Tensor:
+    def _search(self, h: Tensor, output: ItemProducts, mask: ItemMask, best: TopK, rows: Tensor) -> Tensor:
         """Put what the lists hold into `rows` of `best`; (B,) false where it is not good enough."""
         k, n_items = best.items.shape[1], output.n_items
         n_excluded = 0 if mask.excluded is None else mask.excluded.n
@@ -165,13 +161,7 @@ class ItemIndex:
         return is_done
 
     def search_lists(
-        self,
-        h: Tensor,
-        output: ItemProducts,
-        mask: ItemMask,
-        k: int,
-        n_fetched: int,
-        n_searched: int,
+        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_fetched: int, n_searched: int
     ) -> tuple[TopK, Tensor, Tensor]:
         """The best of some lists; (B,) whether they held k; (B,) how deep the last of these lies.
 

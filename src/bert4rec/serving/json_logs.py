@@ -76,9 +76,7 @@ def log_config(level: str = "INFO") -> dict[str, Any]:
     }
 
 
-def log_access(
-    request_id: str, method: str, path: str, status: int, seconds: float, client: str, n_bytes: int
-) -> None:
+def log_access(request_id: str, method: str, path: str, status: int, seconds: float, client: str, n_bytes: int) -> None:
     """A line of the same kind, formatted by hand: the logging module takes ten times as long."""
     line = (
         f'{{"time": "{_time(time.time())}", "level": "info", "logger": "bert4rec.access", '

@@ -164,10 +164,7 @@ class ModelRegistry:
 
     def _on_disk(self) -> dict[str, tuple[str | None, frozenset[tuple[str, int, int]]]]:
         """With the files: those that arrive after their manifest complete a refused model."""
-        return {
-            name: (version_on_disk(path), files_on_disk(path))
-            for name, path in self.directories.items()
-        }
+        return {name: (version_on_disk(path), files_on_disk(path)) for name, path in self.directories.items()}
 
     def _reload(self) -> list[tuple[ServedModel, bool]]:
         found, loaded = self._on_disk(), {}

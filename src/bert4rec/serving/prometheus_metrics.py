@@ -6,14 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-    multiprocess,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -26,9 +19,7 @@ class ServiceMetrics:
         counter = functools.partial(Counter, registry=self.registry)
         gauge = functools.partial(Gauge, registry=self.registry)
         histogram = functools.partial(Histogram, registry=self.registry)
-        self.requests = counter(
-            "bert4rec_requests_total", "Requests answered.", ("method", "route", "status")
-        )
+        self.requests = counter("bert4rec_requests_total", "Requests answered.", ("method", "route", "status"))
         self.seconds = histogram(
             "bert4rec_request_seconds",
             "From the request's head to the last byte of the response.",
@@ -36,17 +27,11 @@ class ServiceMetrics:
             buckets=SECONDS,
         )
         self.batch = histogram(
-            "bert4rec_batch_size",
-            "Histories per batch of the model.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            "bert4rec_batch_size", "Histories per batch of the model.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256)
         )
-        self.model_seconds = histogram(
-            "bert4rec_model_seconds", "Time of the model per batch.", buckets=SECONDS
-        )
+        self.model_seconds = histogram("bert4rec_model_seconds", "Time of the model per batch.", buckets=SECONDS)
         self.waiting = gauge(
-            "bert4rec_waiting",
-            "Histories in the queue after the last batch.",
-            multiprocess_mode="livesum",
+            "bert4rec_waiting", "Histories in the queue after the last batch.", multiprocess_mode="livesum"
         )
         self.model = gauge(
             "bert4rec_model_info",

@@ -18,12 +18,7 @@ from bert4rec.recommender import Recommendations
 from bert4rec.serving.http.problems import Problem
 from bert4rec.serving.model_registry import ModelRefused, ModelRegistry, ModelRequest, ServedModel
 from bert4rec.serving.prometheus_metrics import ServiceMetrics
-from bert4rec.serving.request_queues import (
-    BatchingQueue,
-    Overloaded,
-    ResponseBudget,
-    ThreadQueue,
-)
+from bert4rec.serving.request_queues import BatchingQueue, Overloaded, ResponseBudget, ThreadQueue
 from bert4rec.serving.serve_settings import ServeSettings
 from bert4rec.serving.store import HistoryStore, open_store
 
@@ -45,11 +40,7 @@ class Service:
         self.registry = ModelRegistry(directories, self._on_models, settings.retrieval)
         self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
         self._queue = BatchingQueue(
-            recommend_by_model,
-            settings.max_batch,
-            settings.max_waiting,
-            settings.answer_within,
-            self.metrics.on_batch,
+            recommend_by_model, settings.max_batch, settings.max_waiting, settings.answer_within, self.metrics.on_batch
         )
         self.explaining = ThreadQueue(EXPLANATIONS_WAITING, EXPLAIN_WITHIN)
         self.searching = ThreadQueue(SEARCHES_WAITING, settings.answer_within)
@@ -92,9 +83,7 @@ class Service:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found
 
-    async def recommend(
-        self, served: ServedModel, requests: Sequence[ModelRequest]
-    ) -> list[Recommendations]:
+    async def recommend(self, served: ServedModel, requests: Sequence[ModelRequest]) -> list[Recommendations]:
         """All by the same version of a model."""
         return await self._queue.submit([(served, request) for request in requests])
 
@@ -148,9 +137,7 @@ class Service:
             log.exception("reload failed")  # keep watching
 
 
-def recommend_by_model(
-    requests: list[tuple[ServedModel, ModelRequest]],
-) -> list[Recommendations]:
+def recommend_by_model(requests: list[tuple[ServedModel, ModelRequest]]) -> list[Recommendations]:
     """One batch per model, the results in the order of the requests."""
     results: dict[int, Recommendations] = {}
     for served in {served for served, _ in requests}:

@@ -63,8 +63,7 @@ def check_shards(n_shards: int | None, n_processes: int, n_users: int, batch_siz
         )
     if n > n_users:
         raise ValueError(
-            f"{name}, and only {n_users:,} users to train on: each shard needs one or more, so "
-            f"use at most {n_users:,}"
+            f"{name}, and only {n_users:,} users to train on: each shard needs one or more, so use at most {n_users:,}"
         )
     if n > batch_size:
         raise ValueError(
@@ -116,14 +115,10 @@ class StageBatches:
         group: ProcessGroup,
     ) -> None:
         self.objectives, self.seed, self.pad, self.sizes = objectives, seed, pad, sizes
-        counts = {
-            shard: len(objective.sequences(np.random.default_rng(0)))
-            for shard, objective in objectives.items()
-        }
+        counts = {shard: len(objective.sequences(np.random.default_rng(0))) for shard, objective in objectives.items()}
         n_all = int(group.sum(sum(counts.values()))[0])
         self.n_per_step = {
-            shard: max(1, share_of_batch(n, n_all, batch_size)) if n else 1
-            for shard, n in counts.items()
+            shard: max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for shard, n in counts.items()
         }
         longest = max(-(-n // self.n_per_step[shard]) for shard, n in counts.items())
         self.steps_per_epoch: int = max(group.all_gather(longest))
@@ -154,9 +149,7 @@ class StageBatches:
         return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0] >> 1)
 
 
-def shuffled_batches(
-    n_sequences: int, batch_size: int, generator: np.random.Generator
-) -> list[NDArray[np.int64]]:
+def shuffled_batches(n_sequences: int, batch_size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
     """An epoch's batches as sequence numbers: each exactly once, in random order.
 
     Lengths play no part in it. They are sorted within a batch only, where the order of a sum does

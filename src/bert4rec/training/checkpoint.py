@@ -89,9 +89,7 @@ class Checkpoint:
     launch: str | None = None  # the name of the launch that wrote it, if it has one
 
 
-def save_checkpoint(
-    run: Path, checkpoint: Checkpoint, group: ProcessGroup = SINGLE_PROCESS
-) -> None:
+def save_checkpoint(run: Path, checkpoint: Checkpoint, group: ProcessGroup = SINGLE_PROCESS) -> None:
     """Called by all processes: each writes its tensors, and the first one everything else."""
     if not group.is_first:
         _write(checkpoint.tensors, run / "checkpoints" / group.from_first(None), group)
@@ -103,11 +101,7 @@ def save_checkpoint(
     with new_directory(folder / f"{number:06d}") as directory:
         group.from_first(directory.name)
         _write(checkpoint.tensors, directory, group)
-        state = {
-            "progress": asdict(checkpoint.progress),
-            "identity": checkpoint.identity,
-            "launch": checkpoint.launch,
-        }
+        state = {"progress": asdict(checkpoint.progress), "identity": checkpoint.identity, "launch": checkpoint.launch}
         (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
         group.barrier()
         for rank in range(group.n):
@@ -127,12 +121,7 @@ def load_checkpoint(run: Path) -> Checkpoint | None:
     verify_manifest(directory)
     state = _state(directory)
     tensors = (StoredTensors(sorted(directory.glob(f"{kind}*.safetensors"))) for kind in KINDS)
-    return Checkpoint(
-        Progress(**state["progress"]),
-        TrainingTensors(*tensors),
-        state["identity"],
-        state["launch"],
-    )
+    return Checkpoint(Progress(**state["progress"]), TrainingTensors(*tensors), state["identity"], state["launch"])
 
 
 def begun_by(run: Path) -> str | None:

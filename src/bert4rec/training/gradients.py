@@ -29,13 +29,7 @@ class Gradients:
     """Adds the gradient of a batch to that of a model, on several worker threads."""
 
     def __init__(
-        self,
-        model: SequenceModel,
-        loss: Loss,
-        workers: WorkerThreads,
-        hardware: Hardware = CPU,
-        *,
-        rank: int = 0,
+        self, model: SequenceModel, loss: Loss, workers: WorkerThreads, hardware: Hardware = CPU, *, rank: int = 0
     ) -> None:
         self.loss, self.workers, self.hardware, self.rank = loss, workers, hardware, rank
         for table in _tables(model):
@@ -48,8 +42,7 @@ class Gradients:
                 if not table.sparse:
                     table.weight.grad = torch.zeros_like(table.weight)
         self.dropouts = [
-            [module for module in each.modules() if isinstance(module, ByteDropout)]
-            for each in self.models
+            [module for module in each.modules() if isinstance(module, ByteDropout)] for each in self.models
         ]
 
     def add(self, batch: Batch, seed: int, scale: float | None = None) -> float:
@@ -85,20 +78,14 @@ class Gradients:
                 dropout.reuse_masks(None)
 
     def _add_microbatch(
-        self,
-        model: SequenceModel,
-        microbatch: Microbatch,
-        scale: float,
-        negatives: torch.Generator,
+        self, model: SequenceModel, microbatch: Microbatch, scale: float, negatives: torch.Generator
     ) -> float:
         device = self.hardware.device
         tokens, positions, users, targets = (x.to(device) for x in microbatch[:4])
         with self.hardware.autocast():
             encode = model.encode_prefixes if microbatch.appends_mask else model.encode_queries
             h = encode(tokens, positions, users).float()
-        loss, grad_h = self.loss(
-            h.detach(), model.output(), targets, scale=scale, generator=negatives
-        )
+        loss, grad_h = self.loss(h.detach(), model.output(), targets, scale=scale, generator=negatives)
         h.backward(grad_h)  # type: ignore[no-untyped-call]
         return float(loss)
 
@@ -148,9 +135,7 @@ def _move_gradient(source: nn.Parameter, to: nn.Parameter) -> None:
         source.grad.zero_()
 
 
-def clip_gradient(
-    parameters: list[nn.Parameter], max_norm: float, norm: float | None = None
-) -> Tensor:
+def clip_gradient(parameters: list[nn.Parameter], max_norm: float, norm: float | None = None) -> Tensor:
     """Scale the gradient down to `max_norm`, sparse ones included; returns the norm it had.
 
     `norm` is that of the whole gradient where these parameters have a part of it only.

@@ -59,9 +59,7 @@ class Hardware:
         return f"{self.device.type}, {'bf16' if self.uses_bf16 else 'float32'}"
 
 
-def choose_hardware(
-    config: TrainingSettings, probe: Callable[[], float | None] | None = None
-) -> Hardware:
+def choose_hardware(config: TrainingSettings, probe: Callable[[], float | None] | None = None) -> Hardware:
     """What the settings name; a ValueError says why it is not available."""
     device = _device(config.device)
     if config.precision != "bf16":
@@ -92,11 +90,7 @@ def bf16_times_faster() -> float | None:
     """How many times faster a bf16 product is than a float32 one; None where it crashes."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            env=os.environ | SAFE_ISA,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            [sys.executable, "-c", PROBE], env=os.environ | SAFE_ISA, capture_output=True, text=True, timeout=120
         )
     except subprocess.TimeoutExpired:
         return 0.01  # far too slow, however slow exactly

@@ -20,12 +20,7 @@ from bert4rec.interrupts import Interrupted
 from bert4rec.objectives import StageSettings
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, StageBatches
-from bert4rec.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    load_checkpoint,
-    save_checkpoint,
-)
+from bert4rec.training.checkpoint import Checkpoint, Progress, load_checkpoint, save_checkpoint
 from bert4rec.training.process_group import StepSignals, differences
 from bert4rec.training.replica import StepResult, Trainee
 from bert4rec.training.run_log import RunLog
@@ -153,9 +148,7 @@ class TrainingLoop:
         is_due = time.monotonic() - self.last_save > SAVE_EVERY
         wants_save = self.trainee.group.is_first and is_due
         signals = StepSignals(
-            wants_stop=self.options.should_stop(),
-            wants_save=wants_save,
-            n_sequences=batch.n_sequences,
+            wants_stop=self.options.should_stop(), wants_save=wants_save, n_sequences=batch.n_sequences
         )
         seed = stage.batches.seed_of(self.progress.step)
         return self.trainee.step(batch, seed, self._learning_rate(stage), signals)
@@ -234,9 +227,7 @@ class TrainingLoop:
         return bool(self.trainee.group.from_first(is_over))
 
     def _save(self) -> None:
-        checkpoint = Checkpoint(
-            self.progress, self.trainee.tensors(), self.directory.identity, self.directory.launch
-        )
+        checkpoint = Checkpoint(self.progress, self.trainee.tensors(), self.directory.identity, self.directory.launch)
         save_checkpoint(self.directory.path, checkpoint, self.trainee.group)
         self.last_save = time.monotonic()
 

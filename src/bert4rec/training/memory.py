@@ -127,12 +127,7 @@ def _n_parameters(config: RunConfig, n_items: int, n_users: int) -> int:
 
 
 def check_memory(
-    config: RunConfig,
-    n_items: int,
-    longest: int,
-    available: int | None,
-    n_users: int = 0,
-    n_processes: int = 1,
+    config: RunConfig, n_items: int, longest: int, available: int | None, n_users: int = 0, n_processes: int = 1
 ) -> MemoryEstimate:
     """The estimate; a ValueError that says which settings would fit when this one does not."""
 

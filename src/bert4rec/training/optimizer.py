@@ -51,12 +51,7 @@ class Optimizer:
     def moments(self) -> list[Tensor]:
         """The optimizer's tensors, which it updates in place."""
         states = (state for each in self.optimizers for state in each.state.values())
-        return [
-            value
-            for state in states
-            for value in state.values()
-            if isinstance(value, Tensor) and value.ndim
-        ]
+        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim]
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments under the parameters' names."""
@@ -74,6 +69,4 @@ class Optimizer:
             for optimizer in self.optimizers:
                 if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
                     is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
-                    optimizer.state[parameter][key] = (
-                        int(value) if is_count else value.clone().to(parameter.device)
-                    )
+                    optimizer.state[parameter][key] = int(value) if is_count else value.clone().to(parameter.device)

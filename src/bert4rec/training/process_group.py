@@ -21,9 +21,7 @@ class StepSignals(NamedTuple):
 
 
 class GradientReducer(Protocol):
-    def reduce(
-        self, n_queries: float, loss: float, signals: StepSignals
-    ) -> tuple[float, StepSignals]:
+    def reduce(self, n_queries: float, loss: float, signals: StepSignals) -> tuple[float, StepSignals]:
         """Everybody's gradients into everybody's model, as a mean over all queries.
 
         The loss and the signals travel along with them; their sums are returned.
@@ -81,18 +79,14 @@ class ProcessGroup:
 
 
 class _NothingToReduce:
-    def reduce(
-        self, n_queries: float, loss: float, signals: StepSignals
-    ) -> tuple[float, StepSignals]:
+    def reduce(self, n_queries: float, loss: float, signals: StepSignals) -> tuple[float, StepSignals]:
         return loss, signals
 
 
 SINGLE_PROCESS = ProcessGroup()
 
 
-def differences(
-    ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "", ignore: tuple[str, ...] = ()
-) -> str:
+def differences(ours: dict[str, Any], theirs: dict[str, Any], prefix: str = "", ignore: tuple[str, ...] = ()) -> str:
     """The names of what differs, those of nested settings with a dot; empty when nothing does."""
     names = []
     for key in sorted((ours.keys() | theirs.keys()) - set(ignore)):

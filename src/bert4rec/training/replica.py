@@ -107,9 +107,7 @@ class Replica:
         """Each process ranks its share of the held-out users."""
         n, rank = self.group.n, self.group.rank
         share = held_out if n == 1 else every_nth(held_out, rank, n)
-        found = rank_held_out(
-            self.model, share, exclude_seen=exclude_seen, n_workers=self.n_workers
-        )
+        found = rank_held_out(self.model, share, exclude_seen=exclude_seen, n_workers=self.n_workers)
         if n == 1:
             return found
         ranks = torch.zeros(len(held_out), dtype=torch.int64)
@@ -148,9 +146,7 @@ class Replica:
 
 def check_is_number(loss: float) -> None:
     if not math.isfinite(loss):
-        raise ValueError(
-            "the loss is no longer a number: lower the stage's learning_rate and train again"
-        )
+        raise ValueError("the loss is no longer a number: lower the stage's learning_rate and train again")
 
 
 def every_nth(held_out: HeldOut, first: int, n: int) -> HeldOut:

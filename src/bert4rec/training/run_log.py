@@ -28,12 +28,7 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        run: Path,
-        console: Console | None = None,
-        tensorboard: bool = False,
-        *,
-        is_shown: bool = True,
+        self, run: Path, console: Console | None = None, tensorboard: bool = False, *, is_shown: bool = True
     ) -> None:
         self.is_shown = is_shown
         self.console = console or Console(stderr=True, quiet=not is_shown)
@@ -47,9 +42,7 @@ class RunLog:
             disable=not (self.console.is_terminal and is_shown),
             refresh_per_second=4,
         )
-        self._writer = (
-            _tensorboard_writer(run / "tensorboard") if tensorboard and is_shown else None
-        )
+        self._writer = _tensorboard_writer(run / "tensorboard") if tensorboard and is_shown else None
         self._ndcg = "–"  # until the first validation
         self._last_line = time.monotonic()
 
@@ -58,10 +51,7 @@ class RunLog:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
         if self._writer is not None:
@@ -81,10 +71,7 @@ class RunLog:
         self._sequences += n_sequences
         now = time.monotonic()
         rate = self._sequences / max(now - self._started, 1e-9)
-        facts = (
-            f"epoch {progress.epoch + 1}  loss {progress.mean_loss:.3f}  "
-            f"NDCG@10 {self._ndcg}  {rate:,.0f} seq/s"
-        )
+        facts = f"epoch {progress.epoch + 1}  loss {progress.mean_loss:.3f}  NDCG@10 {self._ndcg}  {rate:,.0f} seq/s"
         self._bar.update(self._task, completed=done, facts=facts)
         if not self.console.is_terminal and now - self._last_line > PLAIN_LINE_EVERY:
             steps = done - self._done_at_start

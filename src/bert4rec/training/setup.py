@@ -53,16 +53,12 @@ def build_stages(
     model = MODELS[config.model.name]
     assert is_trained(model)
     assert isinstance(config.model, SequenceModelSettings)
-    shape = ModelSpec(
-        split.n_items, config.model.max_len, model.has_mask, getattr(config.model, "n_targets", 1)
-    )
+    shape = ModelSpec(split.n_items, config.model.max_len, model.has_mask, getattr(config.model, "n_targets", 1))
     settings = [stage for stage in config.stages if stage.epochs]
     names = stage_names(config)
     stages = []
     for number, (name, stage) in enumerate(zip(names, settings, strict=True)):
-        objectives = {
-            shard: stage.build(shards.part(split.train, shard), shape) for shard in shards.mine
-        }
+        objectives = {shard: stage.build(shards.part(split.train, shard), shape) for shard in shards.mine}
         batches = StageBatches(
             objectives,
             (config.training.seed, number),
@@ -81,9 +77,7 @@ def stage_names(config: RunConfig) -> list[str]:
     names = []
     for place, objective in enumerate(objectives):
         n_before = objectives[:place].count(objective)
-        names.append(
-            f"{objective} {n_before + 1}" if objectives.count(objective) > 1 else objective
-        )
+        names.append(f"{objective} {n_before + 1}" if objectives.count(objective) > 1 else objective)
     return names
 
 

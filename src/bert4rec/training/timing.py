@@ -14,13 +14,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Stage
 from bert4rec.training.process_group import SINGLE_PROCESS, StepSignals
 from bert4rec.training.replica import Replica
-from bert4rec.training.setup import (
-    build_loss,
-    build_model,
-    build_stages,
-    training_split,
-    validation_users,
-)
+from bert4rec.training.setup import build_loss, build_model, build_stages, training_split, validation_users
 
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 8, 100
 TIMING_RATE = 1e-6  # so small that the model stays one
@@ -77,9 +71,7 @@ def _seconds_per_step(trainee: Replica, stage: Stage, seconds: float) -> float:
                 return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
-def _seconds_of_validation(
-    model: SequenceModel, validation: HeldOut | None, config: RunConfig
-) -> float:
+def _seconds_of_validation(model: SequenceModel, validation: HeldOut | None, config: RunConfig) -> float:
     if validation is None:
         return 0.0
     few = validation.sample(VALIDATION_USERS, config.training.seed)

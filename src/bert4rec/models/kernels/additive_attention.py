@@ -15,9 +15,7 @@ from bert4rec.models.kernels.blocks import QueryGrid
 AT_ONCE = 2**20  # sums of query and key that are held at a time: some megabytes
 
 
-def additive_attention(
-    queries: Tensor, keys: Tensor, v: Tensor, values: Tensor, positions: Tensor
-) -> Tensor:
+def additive_attention(queries: Tensor, keys: Tensor, v: Tensor, values: Tensor, positions: Tensor) -> Tensor:
     """(M, H), (B, L, H), (H,), (B, L, D), (M,) → (M, D): Σ_j≤t vᵀσ(q_t + k_j) value_j.
 
     The weights are not normalised. `positions` are the flat query positions t, in row order.

@@ -48,9 +48,7 @@ def run_block(block: Block, x: Tensor, visible: Tensor | None) -> Tensor:
     if len(x) == 1 and visible is None and _is_standard(block) and not needs_gradient:
         return _run_single(block, x)
     q, k, v = block.attention.split_heads(block.attention.query_key_value(x), 3)
-    return _after_attention(
-        block, x, block.attention.output(_mix(block.attention, q, k, v, visible))
-    )
+    return _after_attention(block, x, block.attention.output(_mix(block.attention, q, k, v, visible)))
 
 
 def run_block_at(block: Block, x: Tensor, visible: Tensor | None, queries: QueryGrid) -> Tensor:
@@ -105,9 +103,7 @@ def _mix(attention: Attention, q: Tensor, k: Tensor, v: Tensor, visible: Tensor 
     return mixed.transpose(1, 2).flatten(2)
 
 
-def _attend_one_per_row(
-    attention: Attention, x: Tensor, read: Tensor, visible: Tensor | None
-) -> Tensor:
+def _attend_one_per_row(attention: Attention, x: Tensor, read: Tensor, visible: Tensor | None) -> Tensor:
     """Attention of one position per row, (B, D), without the keys and values of all the others.
 
     q·(W x + b) = (Wᵀq)·x + q·b, where q·b is the same for every x and falls out of the softmax;

@@ -22,9 +22,7 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 class _PrefixAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        context: Any, q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
+    def forward(context: Any, q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
         out, total = FORWARD(q, keys, values, 0.0, True)
         own = (q * key).sum(-1) * scale
@@ -46,9 +44,7 @@ class _PrefixAttention(torch.autograd.Function):
         return to_q, to_keys, to_values, to_own[..., None] * q, share[..., None] * grad
 
 
-def attend_to_prefixes(
-    q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
+def attend_to_prefixes(q: Tensor, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """(B, H, L, D) queries, the items' keys and values, and the queries' own → (B, H, L, D)."""
     if q.device.type == "cpu" and q.dtype == torch.float32:
         mixed: Tensor = _PrefixAttention.apply(q, keys, values, key, value)  # type: ignore[no-untyped-call]

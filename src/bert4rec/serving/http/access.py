@@ -31,19 +31,14 @@ KEY_VARIABLES = {"BERT4REC_READ_KEY": Role.READ, "BERT4REC_ADMIN_KEY": Role.ADMI
 MIN_KEY_LENGTH, MAX_KEY_LENGTH = 16, 512
 
 _USED_HEADERS = frozenset(
-    b"host origin authorization x-api-key x-request-id content-type content-length "
-    b"transfer-encoding".split()
+    b"host origin authorization x-api-key x-request-id content-type content-length transfer-encoding".split()
 )
 _OPEN = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json"))
 _OPEN_FOLDERS = ("/web/", "/docs/")
 _READING_POSTS = frozenset(("/v1/recommend", "/v1/recommend/batch", "/v1/explain"))
 _CHANGING_METHODS = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _METHODS = _CHANGING_METHODS | {"GET", "HEAD", "OPTIONS"}
-_ROUTES = (
-    _OPEN
-    | _READING_POSTS
-    | {"/metrics", "/v1/events", "/v1/users", "/v1/items", "/v1/model", "/v1/admin/reload"}
-)
+_ROUTES = _OPEN | _READING_POSTS | {"/metrics", "/v1/events", "/v1/users", "/v1/items", "/v1/model", "/v1/admin/reload"}
 _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(rb":[0-9]{1,5}$")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -67,9 +62,7 @@ class ApiKeys:
         for where, role, key in found:
             _check_key(where, key)
             if roles.setdefault(_digest(key), role) != role:
-                raise ValueError(
-                    f"{where}: the same key has both roles, read and admin; use two keys"
-                )
+                raise ValueError(f"{where}: the same key has both roles, read and admin; use two keys")
         return cls(roles)
 
     def __bool__(self) -> bool:
@@ -174,8 +167,7 @@ def is_cross_site_change(method: str, headers: Headers) -> bool:
 def is_json(content_type: bytes) -> bool:
     kind, *parameters = content_type.lower().split(b";")
     return kind.strip() == b"application/json" and all(
-        _UTF8.fullmatch(each.strip()) or not each.strip().startswith(b"charset")
-        for each in parameters
+        _UTF8.fullmatch(each.strip()) or not each.strip().startswith(b"charset") for each in parameters
     )
 
 

@@ -54,9 +54,7 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         """The next items for a history of item ids, oldest first."""
         return await recommend_one(service, body)
 
-    @router.post(
-        "/v1/recommend/batch", response_model=schemas.RecommendBatchResponse, tags=["recommend"]
-    )
+    @router.post("/v1/recommend/batch", response_model=schemas.RecommendBatchResponse, tags=["recommend"])
     async def recommend_batch(body: schemas.RecommendBatchRequest) -> Response:
         """The same for many histories, all by the same model version."""
         served = service.model(body.model)
@@ -85,9 +83,7 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         ignored = recommender.vocabulary.encode(body.history)[1]
         try:
             found = await service.explaining.run(
-                lambda: recommender.explain_items(
-                    body.history, body.items, with_attention=body.attention
-                )
+                lambda: recommender.explain_items(body.history, body.items, with_attention=body.attention)
             )
         except ValueError as error:  # the messages name the model, nothing of the request
             raise Problem(422, "nothing_to_explain", str(error), "body.history") from None
@@ -117,18 +113,12 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
         vocabulary = served.recommender.vocabulary
         tokens = await service.searching.run(lambda: served.titles.find(query, limit))
         found = [
-            {
-                "item": vocabulary.raw(token),
-                "title": vocabulary.title(token),
-                "count": int(vocabulary.counts[token]),
-            }
+            {"item": vocabulary.raw(token), "title": vocabulary.title(token), "count": int(vocabulary.counts[token])}
             for token in tokens
         ]
         return json_response({"items": found})
 
-    @router.get(
-        "/v1/items/{item:path}/similar", response_model=schemas.SimilarResponse, tags=["items"]
-    )
+    @router.get("/v1/items/{item:path}/similar", response_model=schemas.SimilarResponse, tags=["items"])
     async def similar(item: str, k: K = 10, model: ModelName = None) -> Response:
         """The items with the most similar vectors; the score is the cosine."""
         served = service.model(model)
@@ -141,9 +131,7 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
         content = {
             "item": vocabulary.raw(token),
             "title": vocabulary.title(token),
-            "items": [
-                {"item": each.item, "title": each.title, "score": each.score} for each in found
-            ],
+            "items": [{"item": each.item, "title": each.title, "score": each.score} for each in found],
         }
         return json_response(content | version_fields(served), served)
 
@@ -152,47 +140,30 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
     @router.post("/v1/events", response_model=schemas.EventsResponse, tags=["users"])
     async def add_events(body: schemas.EventsRequest) -> Response:
         """Append to users' histories: all events of a request or none, each event id once."""
-        events = [
-            Event(id_text(each.user) or "", each.item, each.time, each.id) for each in body.events
-        ]
+        events = [Event(id_text(each.user) or "", each.item, each.time, each.id) for each in body.events]
         try:
             added = await service.store.add(events)
         except EventConflict as error:
             raise Problem(409, "event_conflict", f"{error}; nothing was stored.") from None
         token = service.model(None).recommender.vocabulary.token
         n_unknown = sum(token(each.item) is None for each in body.events)
-        return json_response(
-            {"stored": added.stored, "duplicates": added.duplicates, "unknown_items": n_unknown}
-        )
+        return json_response({"stored": added.stored, "duplicates": added.duplicates, "unknown_items": n_unknown})
 
     @router.get("/v1/users", response_model=schemas.UsersResponse, tags=["users"])
     async def users(query: Search = "", limit: Limit = 20) -> Response:
         """Users whose id begins with the query, the last active first."""
         return json_response({"users": await service.store.users(query, limit)})
 
-    @router.get(
-        "/v1/users/{user:path}/recommendations",
-        response_model=schemas.UserRecommendResponse,
-        tags=["users"],
-    )
+    @router.get("/v1/users/{user:path}/recommendations", response_model=schemas.UserRecommendResponse, tags=["users"])
     async def recommend_user(
-        user: str,
-        k: K = 10,
-        exclude_seen: bool = True,
-        allow: Ids = None,
-        block: Ids = None,
-        model: ModelName = None,
+        user: str, k: K = 10, exclude_seen: bool = True, allow: Ids = None, block: Ids = None, model: ModelName = None
     ) -> Response:
         """The next items for a stored history, including every acknowledged event."""
         served = service.model(model)
         history = [event.item for event in await service.store.history(user)]
         request = ModelRequest(history, k, exclude_seen, allow, block)
         [result] = await service.recommend(served, [request])
-        content = (
-            recommended_fields(result)
-            | version_fields(served)
-            | {"user": user, "n_events": len(history)}
-        )
+        content = recommended_fields(result) | version_fields(served) | {"user": user, "n_events": len(history)}
         return json_response(content, served)
 
     @router.get("/v1/users/{user:path}", response_model=schemas.HistoryResponse, tags=["users"])
@@ -251,10 +222,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
             message = f"The old model is still served: {error}"
             raise Problem(409, "model_refused", message) from None
         service.signal_main(signal.SIGHUP)  # for the other workers, if there are any
-        content = [
-            {"name": each.name, "version": each.version, "changed": is_new}
-            for each, is_new in models
-        ]
+        content = [{"name": each.name, "version": each.version, "changed": is_new} for each, is_new in models]
         return json_response({"models": content})
 
     @router.get("/metrics", response_class=Response, tags=["operations"])
@@ -281,9 +249,7 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
 class _BudgetedResponse(Response):
     """Gives its share of the budget back when it is sent, or could not be."""
 
-    def __init__(
-        self, content: bytes, served: ServedModel, budget: ResponseBudget, n_items: int
-    ) -> None:
+    def __init__(self, content: bytes, served: ServedModel, budget: ResponseBudget, n_items: int) -> None:
         headers = {"x-model-version": served.version}
         super().__init__(content, headers=headers, media_type="application/json")
         self._budget, self._n_items = budget, n_items

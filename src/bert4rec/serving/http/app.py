@@ -36,8 +36,7 @@ SWAGGER = Path(str(files("fastapi_swagger.resources")))  # Swagger UI 5
 SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon-32x32.png")
 DESCRIPTION = "Recommend the next item from what a person did so far."
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.ProblemResponse}
-    for status in (401, 403, 404, 408, 409, 413, 415, 422, 503)
+    status: {"model": schemas.ProblemResponse} for status in (401, 403, 404, 408, 409, 413, 415, 422, 503)
 }
 
 

@@ -38,26 +38,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _BEARER = {"www-authenticate": "Bearer"}
 _CLOSE = {"connection": "close"}
-KEY_MISSING = Problem(
-    401, "key_missing", "This needs a key: Authorization: Bearer KEY.", headers=_BEARER
-)
+KEY_MISSING = Problem(401, "key_missing", "This needs a key: Authorization: Bearer KEY.", headers=_BEARER)
 KEY_WRONG = Problem(401, "key_wrong", "This key is not known here.", headers=_BEARER)
 ROLE_MISSING = Problem(403, "role_missing", "This needs an admin's key.")
 HOST_NOT_ALLOWED = Problem(
     403,
     "host_not_allowed",
-    "Without keys, only requests to localhost or 127.0.0.1 are answered; --allowed-host adds a "
-    "host name.",
+    "Without keys, only requests to localhost or 127.0.0.1 are answered; --allowed-host adds a host name.",
 )
-OTHER_SITE = Problem(
-    403, "host_not_allowed", "Without keys, pages of other sites cannot change anything here."
-)
-NOT_JSON = Problem(
-    415, "not_json", "A body must be JSON in UTF-8, with content-type: application/json."
-)
-TOO_LARGE = Problem(
-    413, "body_too_large", f"A body may have at most {MAX_BODY} bytes.", "body", headers=_CLOSE
-)
+OTHER_SITE = Problem(403, "host_not_allowed", "Without keys, pages of other sites cannot change anything here.")
+NOT_JSON = Problem(415, "not_json", "A body must be JSON in UTF-8, with content-type: application/json.")
+TOO_LARGE = Problem(413, "body_too_large", f"A body may have at most {MAX_BODY} bytes.", "body", headers=_CLOSE)
 TOO_SLOW = Problem(408, "body_too_slow", "The body did not arrive in time.", "body", headers=_CLOSE)
 NO_PATH = Problem(400, "bad_request", "The path must begin with a slash.")
 CUT_OFF = Problem(400, "bad_request", "The body ended too early.", "body", headers=_CLOSE)
@@ -66,9 +57,7 @@ CUT_OFF = Problem(400, "bad_request", "The body ended too early.", "body", heade
 class Guard:
     """`n_accepted - n_answered` requests are in progress: 0 when everything is drained."""
 
-    def __init__(
-        self, app: App, settings: ServeSettings, keys: access.ApiKeys, service: Service
-    ) -> None:
+    def __init__(self, app: App, settings: ServeSettings, keys: access.ApiKeys, service: Service) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
@@ -165,9 +154,7 @@ class Guard:
             headers.append((b"connection", b"close"))
         return headers
 
-    def _log_access(
-        self, scope: Scope, request_id: bytes, status: int, seconds: float, n_bytes: int
-    ) -> None:
+    def _log_access(self, scope: Scope, request_id: bytes, status: int, seconds: float, n_bytes: int) -> None:
         if self._settings.access_log:
             client = scope["client"][0] if scope.get("client") else ""
             method, path = scope["method"], scope["path"]

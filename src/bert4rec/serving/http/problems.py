@@ -53,12 +53,7 @@ class Problem(HTTPException):
     """An error response. A FastAPI exception, as it passes those on while it reads a body."""
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        where: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, code: str, message: str, where: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(status, message[:MAX_MESSAGE], dict(headers or {}))
         self.code = code
@@ -85,9 +80,7 @@ class Problem(HTTPException):
         return Response(self.body, self.status_code, self._headers, "application/json")
 
 
-INTERNAL = Problem(
-    500, "internal", "Something went wrong here; the log has details under the request id."
-)
+INTERNAL = Problem(500, "internal", "Something went wrong here; the log has details under the request id.")
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -27,14 +27,9 @@ OPEN_FILES = Path("/dev/fd")
 # A refusal has no content to protect and must be cheap: it gets only these.
 MINIMAL_HEADERS = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
-_OURS_ONLY = (
-    b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    b"frame-ancestors 'none'"
-)
+_OURS_ONLY = b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self'; " + _OURS_ONLY
-DOCS_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; " + _OURS_ONLY
-)
+DOCS_POLICY = b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; " + _OURS_ONLY
 DATA_POLICY = b"default-src 'none'; frame-ancestors 'none'"
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -60,10 +55,7 @@ class ResponseSender:
     """Wraps ASGI's `send`, and knows how far the response is."""
 
     def __init__(
-        self,
-        send: Callable[[Message], Awaitable[None]],
-        headers: list[tuple[bytes, bytes]],
-        within: float,
+        self, send: Callable[[Message], Awaitable[None]], headers: list[tuple[bytes, bytes]], within: float
     ) -> None:
         self._send = send
         self._headers = headers

@@ -16,14 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from bert4rec.serving.serve_settings import (
-    MAX_BATCH,
-    MAX_EXPLAINED,
-    MAX_HISTORY,
-    MAX_ID,
-    MAX_K,
-    MAX_LISTED,
-)
+from bert4rec.serving.serve_settings import MAX_BATCH, MAX_EXPLAINED, MAX_HISTORY, MAX_ID, MAX_K, MAX_LISTED
 
 Text = Annotated[StrictStr, Field(max_length=MAX_ID)]
 Integer = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -57,21 +50,17 @@ class RecommendRequest(RequestFilters):
 
 class RecommendBatchRequest(RequestFilters):
     model_config = _example({"histories": [["item-1"], ["item-2", "item-3"]]})
-    histories: Annotated[
-        list[HistoryIds], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)
-    ]
+    histories: Annotated[list[HistoryIds], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 
 
 class EventFields(RequestBody):
     user: RawId
     item: RawId
     time: Annotated[
-        StrictFloat | None,
-        Field(ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970; default: now"),
+        StrictFloat | None, Field(ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970; default: now")
     ] = None
     id: Annotated[
-        StrictStr | None,
-        Field(min_length=1, max_length=200, description="an event sent twice counts once"),
+        StrictStr | None, Field(min_length=1, max_length=200, description="an event sent twice counts once")
     ] = None
 
     @field_validator("user")
@@ -109,8 +98,7 @@ class ScoredItem(ItemFields):
 
 class RecommendedItem(ScoredItem):
     probability: Annotated[
-        float | None,
-        Field(description="softmax over the whole catalogue; null where an index was used"),
+        float | None, Field(description="softmax over the whole catalogue; null where an index was used")
     ]
 
 

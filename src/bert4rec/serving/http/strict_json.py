@@ -105,6 +105,4 @@ def _no_constant(name: str) -> float:
     raise NotStrictJSON("NaN and Infinity are not JSON")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_no_constant)

@@ -103,9 +103,7 @@ def check_text(name: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(
-            f"{name} contains half a character (a lone surrogate): correct the text"
-        ) from None
+        raise ValueError(f"{name} contains half a character (a lone surrogate): correct the text") from None
     return text
 
 
@@ -122,6 +120,4 @@ def check_event(event: Event) -> None:
 
 def conflict() -> EventConflict:
     """Without the id: ids are clients' text, and the message may go to a log or a page."""
-    return EventConflict(
-        "this user has an event with this id, but another item or time: give a new event a new id"
-    )
+    return EventConflict("this user has an event with this id, but another item or time: give a new event a new id")

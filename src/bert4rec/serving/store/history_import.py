@@ -18,9 +18,7 @@ MICROSECONDS = 1_000_000
 
 
 async def import_histories(
-    store: HistoryStore,
-    sequences: Sequences,
-    on_progress: Callable[[int, int | None], None] | None = None,
+    store: HistoryStore, sequences: Sequences, on_progress: Callable[[int, int | None], None] | None = None
 ) -> AddResult:
     """Import the newest `SHOWN_EVENTS` of each user."""
     n_total = int(sequences.lengths.clip(max=SHOWN_EVENTS).sum())

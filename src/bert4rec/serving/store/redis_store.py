@@ -140,9 +140,7 @@ class RedisStore:
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
         except ImportError:
-            raise ValueError(
-                "a store in Redis needs the redis library: pip install 'bert4rec[serve]'"
-            ) from None
+            raise ValueError("a store in Redis needs the redis library: pip install 'bert4rec[serve]'") from None
         check_text("the store's URL", url)
         address, _, settings = url.partition("?")
         query = parse_qs(settings, keep_blank_values=True)

@@ -37,9 +37,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     for pragma in ("synchronous = FULL", "secure_delete = ON", f"journal_size_limit = {2**26}"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     return connection

@@ -213,10 +213,7 @@ def _add(connection: sqlite3.Connection, events: Sequence[Event]) -> AddResult:
             latest = max(latest, last_time)
         connection.executemany(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (user_no, each[0], arrival, *each[1:])
-                for arrival, each in enumerate(fresh, n_arrived)
-            ],
+            [(user_no, each[0], arrival, *each[1:]) for arrival, each in enumerate(fresh, n_arrived)],
         )
         n_events = _prune(connection, user_no, n_events + len(fresh))
         connection.execute(
