@@ -134,10 +134,7 @@ def recommend_in_parts(
     if request.retrieval == "auto" and index_name(model) is not None and not has_faiss():
         note_missing_faiss()  # what workers print is not shown
     with alone_in(out) as lock:
-        if isinstance(sequences, Sequences):
-            users = sequences
-        else:
-            users = sequences(out / USERS, recommender.about)
+        users = sequences if isinstance(sequences, Sequences) else sequences(out / USERS, recommender.about)
         _check_workers(workers.n, users)
         _check_items(model, recommender, users, request)
         del recommender  # the workers load their own

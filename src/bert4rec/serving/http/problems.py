@@ -129,10 +129,7 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> Problem:
     where = place(first)
     same = [error for error in errors[:8] if place(error) == where]  # the branches of a union
     kinds = {str(error["type"]) for error in same}
-    if {"string_type", "int_type"} <= kinds:
-        message = "This should be a string or an integer."
-    else:
-        message = _message(first)
+    message = "This should be a string or an integer." if {"string_type", "int_type"} <= kinds else _message(first)
     n_more = len(errors) - len(same)
     if n_more:
         more = "is 1 more problem" if n_more == 1 else f"are {n_more} more problems"
