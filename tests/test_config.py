@@ -359,7 +359,6 @@ def test_another_package_brings_a_model_a_loss_and_an_objective(tmp_path: Path) 
     sequences = cycle()
     options = RunOptions(baselines=False)
     outcome = train_recommender(sequences, config, tmp_path / "model", options, console=quiet())
-    assert outcome is not None
     loaded = Recommender.load(tmp_path / "model")
     assert type(loaded.model).__name__ == "Mean"
     assert loaded.config == outcome.recommender.config

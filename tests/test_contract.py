@@ -50,7 +50,6 @@ def trained(recipe: str, out: Path, seed: int = 0) -> Recommender:
     sequences = random_histories(0, n_items=N_ITEMS)
     options = RunOptions(baselines=False)
     outcome = train_recommender(sequences, config, out, options, console=quiet())
-    assert outcome is not None
     return outcome.recommender
 
 
@@ -192,7 +191,6 @@ def test_a_model_that_reads_order_learns_what_comes_next(recipe: str, tmp_path: 
     config = config_of(recipe, *overrides, **model)
     options = RunOptions(baselines=False)
     outcome = train_recommender(cycle(), config, tmp_path / "model", options, console=quiet())
-    assert outcome is not None
     assert outcome.evaluation.value("HR@1") > 0.95
 
 

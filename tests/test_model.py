@@ -256,7 +256,6 @@ def test_a_toy_cycle_is_learned_perfectly(tmp_path: Path) -> None:
         "evaluation.exclude_seen=false",  # the next item of a cycle has been seen before
     )
     outcome = train_recommender(cycle(), config, tmp_path / "model", console=quiet())
-    assert outcome is not None
     assert outcome.evaluation.value("HR@1") == 1.0
     assert outcome.baselines["popularity"].value("HR@1") < 0.5
 

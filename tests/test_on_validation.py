@@ -22,7 +22,6 @@ BIDIRECTIONAL = (*NEXT_ITEM, "stages.1.bidirectional_prefix=true", "stages.1.win
 def trained(sequences: Sequences, config: Config, out: Path, *, keep_stages: bool = False) -> Outcome:
     options = RunOptions(baselines=False, keep_stages=keep_stages)
     outcome = train_recommender(sequences, config, out, options, console=quiet())
-    assert outcome is not None
     return outcome
 
 

@@ -29,7 +29,7 @@ import os, signal, sys
 import torch
 from toys import random_histories, small_config
 from bert4rec.distributed.torch_process_group import is_restart, joined
-from bert4rec.pipeline import RunOptions, train_recommender
+from bert4rec.pipeline import RunOptions, train_in_group, train_recommender
 from bert4rec.training import loop
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def counted(*arguments):
 loop.TrainingLoop._step = counted
 with joined() as group:
     options = RunOptions(baselines=False)
-    train_recommender(
+    train_in_group(
         random_histories(0, n_users=80), small_config(*overrides), out, options, group=group
     )
 """

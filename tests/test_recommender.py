@@ -86,7 +86,6 @@ def test_probabilities_of_counted_models_are_their_own(name: str, tmp_path: Path
     sequences = random_histories(2)
     config = small_config(recipe=name)
     outcome = train_recommender(sequences, config, tmp_path / "model", console=quiet())
-    assert outcome is not None
     counted = outcome.recommender
     found = counted.recommend(["item-3"], k=N_ITEMS, exclude_seen=False)
     assert sum(each.probability for each in found) == pytest.approx(1, abs=1e-5)
@@ -142,7 +141,6 @@ def test_saved_and_loaded_scores_are_equal_bit_for_bit(name: str, tmp_path: Path
     recipe = "bert4rec-2-stage" if name == "bert4rec" else name
     config = small_config(*stages, recipe=recipe)
     outcome = train_recommender(sequences, config, tmp_path / "model", console=quiet())
-    assert outcome is not None
     saved = outcome.recommender
     loaded = Recommender.load(tmp_path / "model")
     users, history = torch.tensor([0, 1, 2]), torch.tensor([[1, 2, 3], [4, 30, 30], [30, 30, 30]])

@@ -150,7 +150,6 @@ def learned(sequences: Sequences, out: Path, *overrides: str) -> float:
         *overrides,
     )
     outcome = train_recommender(sequences, config, out, RunOptions(baselines=False), console=quiet())
-    assert outcome is not None
     return outcome.evaluation.value("HR@1")
 
 

@@ -37,7 +37,6 @@ ALONE = RunOptions(baselines=False)
 def trained(run: Path, *overrides: str, console: Console | None = None) -> Outcome:
     config = small_config(*overrides)
     outcome = train_recommender(random_histories(0), config, run, ALONE, console=console or quiet())
-    assert outcome is not None
     return outcome
 
 
@@ -128,7 +127,6 @@ def test_best_weights_are_kept_and_the_second_stage_starts_from_them(
     config = small_config("stages.0.epochs=25", "validate_every=1", "stages.1.epochs=8", *CYCLE)
     run = tmp_path / "model"
     outcome = train_recommender(sequences, config, run, ALONE, console=quiet())
-    assert outcome is not None
     assert all(torch.equal(starts[0][name], bests[0][name]) for name in starts[0])
     events = events_of(run)
     held_out = validation_users(leave_one_out(sequences), config)
@@ -145,7 +143,6 @@ def test_stages_are_kept_beside_the_model_on_request(tmp_path: Path) -> None:
     run, options = tmp_path / "model", RunOptions(baselines=False, keep_stages=True)
     config = small_config("stages.0.epochs=2", "stages.1.epochs=2")
     outcome = train_recommender(random_histories(0), config, run, options, console=quiet())
-    assert outcome is not None
     first, last = (load_file(run / f"stage-{n}.safetensors") for n in (0, 1))
     model = outcome.recommender.model
     assert isinstance(model, SequenceModel)
@@ -261,7 +258,6 @@ def test_auto_is_resolved_by_the_number_of_items(
     overrides += ["model.dim=16", "model.max_len=12"]
     config = load_config("bert4rec-2-stage", None, overrides)
     outcome = train_recommender(cycle(n_items=8), config, tmp_path, ALONE, console=quiet())
-    assert outcome is not None
     saved = Recommender.load(tmp_path).config
     assert saved == outcome.recommender.config
     assert saved.loss.name == loss

@@ -309,7 +309,6 @@ def communities(n_users: int = 120, n_items: int = 12) -> Sequences:
 def test_two_communities_are_told_apart(name: str, tmp_path: Path) -> None:
     """Of the items that are left, five are of the own community, and come before the others."""
     outcome = train_recommender(communities(), small(name), tmp_path / "model", console=quiet())
-    assert outcome is not None
     assert outcome.evaluation.value("HR@5") == 1.0
     assert outcome.baselines["popularity"].value("HR@5") < 0.6
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bert4rec.data.splits import global_time, leave_one_out
     from bert4rec.evaluation.compare import compare
     from bert4rec.evaluation.evaluate import evaluate
-    from bert4rec.pipeline import train_recommender
+    from bert4rec.pipeline import Outcome, RunOptions, train_recommender
     from bert4rec.recommender import Recommender
 
 # Where each public name lives. It is imported when it is first asked for: `import bert4rec` is
@@ -33,7 +33,9 @@ _HOMES = {
     "Filters": "data.filters",
     "Interactions": "data.interactions",
     "Reading": "data.sources",
+    "Outcome": "pipeline",
     "Recommender": "recommender",
+    "RunOptions": "pipeline",
     "Sequences": "data.sequences",
     "Vocabulary": "data.sequences",
     "compare": "evaluation.compare",
@@ -50,8 +52,10 @@ __all__ = [
     "Config",
     "Filters",
     "Interactions",
+    "Outcome",
     "Reading",
     "Recommender",
+    "RunOptions",
     "Sequences",
     "Vocabulary",
     "compare",

@@ -70,6 +70,7 @@ __all__ = [
     "saved_outcome",
     "split_of",
     "train",
+    "train_in_group",
     "train_recommender",
 ]
 
@@ -125,12 +126,26 @@ def train_recommender(
     *,
     console: Console | None = None,
     on_evaluation: OnProgress | None = None,
-    group: ProcessGroup = SINGLE_PROCESS,
-) -> Outcome | None:
-    """Train, evaluate on the test items and save to `out`.
+) -> Outcome:
+    """Train, evaluate on the test items and save to `out`."""
+    outcome = train_in_group(
+        sequences, config, out, options, console=console, on_evaluation=on_evaluation, group=SINGLE_PROCESS
+    )
+    assert outcome is not None
+    return outcome
 
-    Of several processes each calls it, with its `group`; only the first gets an outcome.
-    """
+
+def train_in_group(
+    sequences: Sequences,
+    config: Config,
+    out: str | Path,
+    options: RunOptions,
+    *,
+    group: ProcessGroup,
+    console: Console | None = None,
+    on_evaluation: OnProgress | None = None,
+) -> Outcome | None:
+    """The part of one of several processes that train together; only the first gets an outcome."""
     settings = resolve(config, sequences.n_items)
     split = check_training(sequences, settings, group.n, keep_stages=options.keep_stages)
     run = _Run(sequences, split, settings, Path(out))

@@ -56,7 +56,6 @@ def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Pa
     except Interrupted:
         again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
         raise exit_interrupted(out, again) from None
-    assert outcome is not None
     print_outcome(outcome, out)
     best = best_possible()
     output.print(

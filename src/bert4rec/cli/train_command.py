@@ -170,9 +170,9 @@ def _train_rank(
     on_evaluation: Callable[[int, int], None] | None = None,
 ) -> Outcome | None:
     """The part of one process; the first of them gets the outcome."""
-    from bert4rec.pipeline import train_recommender
+    from bert4rec.pipeline import train_in_group
 
-    return train_recommender(
+    return train_in_group(
         sequences,
         run.settings,
         run.out,

@@ -163,7 +163,6 @@ def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -
         limit = HARD_STOP * minutes
         options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=limit)
         outcome = train_recommender(sequences, config, run.folder, options)
-        assert outcome is not None
         recommender = outcome.recommender
     histories = split_of(recommender, sequences).test.histories
     training = recommender.about["training"]
