@@ -11,7 +11,7 @@ from bert4rec.models.bert4rec import BERT4Rec, BERT4RecSettings, CausalBERT4Rec
 from bert4rec.models.kernels import additive_attention as additive
 from bert4rec.models.kernels import blocks
 from bert4rec.models.kernels.additive_attention import additive_attention
-from bert4rec.models.kernels.prefix_attention import attend_to_prefixes
+from bert4rec.models.kernels.blocks import attend_to_prefixes
 from bert4rec.scoring import score_rows
 
 N_ITEMS, PAD, MASK = 30, 30, 31

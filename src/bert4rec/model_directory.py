@@ -19,8 +19,15 @@ from bert4rec.config import RunConfig, parse_run_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.durable import MANIFEST, new_file, verify_manifest, write_file, write_manifest
 from bert4rec.models import MODELS, Model
-from bert4rec.retrieval.index_files import delete_other_indexes, index_name, read_index, write_index
-from bert4rec.retrieval.item_index import ItemIndex, has_faiss, note_missing_faiss
+from bert4rec.retrieval.item_index import (
+    ItemIndex,
+    delete_other_indexes,
+    has_faiss,
+    index_name,
+    note_missing_faiss,
+    read_index,
+    write_index,
+)
 from bert4rec.scoring import item_products
 
 FORMAT_VERSION = 2

@@ -39,8 +39,7 @@ from bert4rec.distributed.user_rows import BatchRequest, UserRows
 from bert4rec.durable import alone_in, write_file
 from bert4rec.interrupts import stop_requested
 from bert4rec.recommender import Recommender, Retrieval
-from bert4rec.retrieval.index_files import index_name
-from bert4rec.retrieval.item_index import has_faiss, note_missing_faiss
+from bert4rec.retrieval.item_index import has_faiss, index_name, note_missing_faiss
 
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
 USERS = "_users"  # where a table of users is prepared, beside the parts
