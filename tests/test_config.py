@@ -78,7 +78,7 @@ def test_every_setting_is_described() -> None:
         assert all(description_of(cls, name) for name in cls.model_fields), cls
     described = {name: meaning for name, _, meaning in setting_descriptions(load_config("bert4rec"))}
     assert described["stages.0.mask_ratio"].startswith("rho")
-    assert described["stages.0.learning_rate"].startswith("the highest one")
+    assert described["stages.0.learning_rate"].startswith("before the warm-up")
 
 
 def test_at_most_45_settings_apply_to_a_run_of_bert4rec() -> None:

@@ -220,7 +220,7 @@ def test_the_heat_map_shows_the_librarys_attention(desk: Visit, recommender: Rec
 
 
 def test_a_long_history_shows_which_items_were_read(desk: Visit, recommender: Recommender) -> None:
-    assert recommender.model.n_read == 49
+    assert recommender.model.max_history == 49
     page = desk.open("#history=" + ",".join(f"item-{token % 54}" for token in range(60)))
     expect(page.locator("#history li")).to_have_count(60)
     expect(page.locator("#history li.unread")).to_have_count(11)
