@@ -3,7 +3,7 @@
     python benchmarks/training_memory.py [--onednn]
 
 trains on generated histories of ML-1M's lengths and prints speed and resident memory per epoch;
-with --onednn oneDNN's cache of kernels stays on, which `models/kernels/onednn.py` turns off.
+with --onednn oneDNN's cache of kernels stays on, which `bert4rec.cpu_tuning` turns off.
 """
 
 import argparse

@@ -176,6 +176,7 @@ class NextItemStage(StageSettings):
             is_query = targets != spec.pad
             at = is_query[:, :, 0]  # (B, L) query positions
             if self.bidirectional_prefix:
+                torch.rand(len(sequences), generator=generator)  # unused; so committed results stay bit-identical
                 at = at & from_random_query_on(at, generator)
             if self.max_queries is not None:
                 at = random_subset(at, self.max_queries, generator)

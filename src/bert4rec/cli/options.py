@@ -32,7 +32,7 @@ Count = Annotated[int, typer.Option("--k", "-k", help="How many items.")]
 Recipe = Annotated[str, typer.Option(help="Settings to start from; see `bert4rec recipes`.")]
 ConfigFile = Annotated[str | None, typer.Option("--config", help="TOML file with settings, on top of the recipe.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting, as in training.epochs=20; may be repeated.")
+    list[str] | None, typer.Option("--set", help="One setting, as in model.dim=128; may be repeated.")
 ]
 RAY_ADDRESS_HELP = (
     "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Without it RAY_ADDRESS "
