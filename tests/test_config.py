@@ -19,6 +19,7 @@ from bert4rec.config import (
     parse_run_config,
     recipe_names,
     resolve,
+    resolved_values,
     setting_descriptions,
 )
 from bert4rec.data.filters import DataSettings
@@ -389,3 +390,12 @@ def test_an_objective_of_another_package_trains_bert4rec_but_no_fitted_model() -
 def test_mistakes_with_another_package_are_named(override: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         load_config(overrides=["model.name=a_package.parts:Mean", override])
+
+
+def test_what_auto_became_is_said() -> None:
+    config = load_config("default")
+    assert resolved_values(config, resolve(config, 500)) == "model.head_gain = 1.0, loss.name = cross-entropy"
+    many = resolved_values(config, resolve(config, 50_000))
+    assert many == "model.head_gain = 4.0, loss.name = sampled-softmax"
+    named = load_config("bert4rec")
+    assert resolved_values(named, resolve(named, 500)) == ""

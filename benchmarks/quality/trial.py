@@ -22,7 +22,7 @@ from rich.console import Console
 from bert4rec.config import load_config, resolve
 from bert4rec.data.sources import open_data
 from bert4rec.data.splits import SPLITS
-from bert4rec.pipeline import evaluate_held_out, train
+from bert4rec.pipeline import RunOptions, evaluate_held_out, train
 from bert4rec.training.loop import RunDirectory
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import without_test
@@ -79,7 +79,7 @@ def main() -> None:
     started = time.time()
     with RunLog(folder, Console(stderr=True)) as log:
         directory = RunDirectory(folder, identity)
-        model, progress = train(run, split, sequences.n_users, directory, log, resume=arguments.resume)
+        model, progress = train(run, split, sequences.n_users, directory, log, RunOptions(resume=arguments.resume))
     evaluation = evaluate_held_out(model, split.validation, split, run)
     figures = {
         protocol: {name: round(metrics[name]["value"], 5) for name in ("HR@10", "NDCG@10")}

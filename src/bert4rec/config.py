@@ -183,6 +183,13 @@ def _why_not(model: str, stage: StageSettings) -> str | None:
     return None
 
 
+def resolved_values(config: Config, run: RunConfig) -> str:
+    """What `auto` became, as in `loss.name = cross-entropy`; empty if nothing was."""
+    wanted = {name: value for name, value, _ in setting_descriptions(config)}
+    found = ((name, value) for name, value, _ in setting_descriptions(run) if wanted.get(name) == "auto" != value)
+    return ", ".join(f"{name} = {value}" for name, value in found)
+
+
 def default_stages(model: str) -> tuple[StageSettings, ...]:
     """Of `bert4rec` those of the recipe `default`; of any other model its own objective."""
     objectives = MODELS[model].objectives

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from bert4rec import __version__
-from bert4rec.config import Config, RunConfig, resolve
+from bert4rec.config import Config, RunConfig, resolve, resolved_values
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
@@ -148,6 +148,8 @@ def train_in_group(
     """The part of one of several processes that train together; only the first gets an outcome."""
     settings = resolve(config, sequences.n_items)
     split = check_training(sequences, settings, group.n, keep_stages=options.keep_stages)
+    if console is not None and (notes := resolved_values(config, settings)):
+        console.print(f"auto: {notes}", markup=False, highlight=False)
     run = _Run(sequences, split, settings, Path(out))
     if group.is_first:
         if is_relaunched(run.out, settings, options.overwrite):
