@@ -314,7 +314,8 @@ def test_workers_that_die_again_and_again_end_the_command(saved: Saved, tmp_path
         _, said = process.communicate()
     assert process.returncode == 1
     words = " ".join(said.split())
-    assert "loading the model was given up: its worker was killed (SIGKILL)" in words
+    assert "loading the model was given up: its worker " in words
+    assert "killed (SIGKILL)" in words or "died when it was started" in words  # killed before it was seen
 
 
 class WorkerThatDies:

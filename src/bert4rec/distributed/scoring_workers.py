@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
 from bert4rec.interrupts import StopRequest
 
+SECONDS_TO_REAP = 5.0
 MOST_TRIES = 3  # of a part, and of loading the model, when workers die
 LOOK_EVERY = 0.2  # seconds between two looks at progress and interrupts
 
@@ -159,8 +161,12 @@ class LocalWorker:
         if self._process is None:
             return "died when it was started"
         self._process.join()
-        code = self._process.exitcode
-        assert code is not None
+        deadline = time.monotonic() + SECONDS_TO_REAP
+        # The pool's own thread may have reaped the process, and is about to note its exit code.
+        while (code := self._process.exitcode) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if code is None:
+            return "died"
         if code == -signal.SIGKILL:
             return "was killed (SIGKILL), perhaps because the machine ran out of memory"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
