@@ -50,6 +50,8 @@ with joined() as group:
     train_in_group(
         random_histories(0, n_users=80), small_config(*overrides), out, options, group=group
     )
+    group.barrier()
+os._exit(0)  # as in `run_as_rank`: threads of torch's connections can abort a process that ends
 """
 
 
