@@ -37,6 +37,14 @@ class Spans:
     def lengths(self) -> NDArray[np.int64]:
         return self.ends - self.starts
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Where in `tokens` each item of each span is: the spans laid end to end."""
+        lengths = self.lengths
+        shifts = np.repeat(self.starts - (np.cumsum(lengths) - lengths), lengths)
+        places: NDArray[np.int64] = shifts + np.arange(len(shifts))
+        return places
+
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
 
