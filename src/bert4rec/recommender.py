@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,7 +137,7 @@ class Recommender:
         excluded = self.excluded(allow, block)
         source = iter(histories)
         while batch := [self.vocabulary.encode(each) for each in islice(source, HISTORIES_AT_ONCE)]:
-            spans = _spans([known for known, _ in batch])
+            spans = Spans.of_lists([known for known, _ in batch])
             [ranking] = self.top_k(spans, k, exclude_seen=exclude_seen, excluded=excluded)
             for row, (known, unknown) in enumerate(batch):
                 yield self._named(ranking, row, unknown, is_fallback=not known)
@@ -313,13 +312,6 @@ class Recommender:
         if retrieval not in get_args(Retrieval):
             raise ValueError(f"retrieval is {retrieval!r}: choose `auto` or `exact`")
         return cls(*model_directory.load_model(Path(directory), with_index=retrieval == "auto"))
-
-
-def _spans(histories: list[list[int]]) -> Spans:
-    ends = np.cumsum([len(history) for history in histories])
-    tokens = np.array([token for history in histories for token in history], dtype=np.int32)
-    starts = np.concatenate([[0], ends[:-1]])
-    return Spans(tokens, starts, ends, np.full(len(histories), -1))
 
 
 def _check_k(k: int) -> None:

@@ -7,8 +7,10 @@ stay in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,13 @@ class Spans:
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     users: NDArray[np.int64]
+
+    @classmethod
+    def of_lists(cls, histories: Sequence[list[int]]) -> Self:
+        """Of histories of unknown users."""
+        ends = np.cumsum([len(history) for history in histories])
+        tokens = np.fromiter(chain.from_iterable(histories), np.int32)
+        return cls(tokens, np.concatenate([[0], ends[:-1]]), ends, np.full(len(histories), -1))
 
     def __len__(self) -> int:
         return len(self.starts)
