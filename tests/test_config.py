@@ -15,8 +15,6 @@ from bert4rec.config import (
     TrainingSettings,
     load_config,
     override_config,
-    parse_config,
-    parse_run_config,
     recipe_names,
     resolve,
     resolved_values,
@@ -44,7 +42,7 @@ def test_every_recipe_is_resolved_and_no_auto_remains(recipe: str, n_items: int)
     # These two depend on the machine, not on the data: a run may resume on another one.
     autos = {name for name, value in values if value == "auto"}
     assert autos <= {"training.device", "training.precision"}
-    assert parse_run_config(run.model_dump(mode="json"), "saved") == run
+    assert RunConfig.parse(run.model_dump(mode="json"), "saved") == run
     assert resolve(run, n_items) == run
 
 
@@ -68,7 +66,7 @@ def test_a_run_config_refuses_auto() -> None:
     with pytest.raises(ValueError, match=r"resolve\(config, n_items\)"):
         RunConfig()
     with pytest.raises(ValueError, match=r"saved: .*auto"):
-        parse_run_config(Config().model_dump(), "saved")
+        RunConfig.parse(Config().model_dump(), "saved")
 
 
 def test_every_setting_is_described() -> None:
@@ -183,7 +181,7 @@ def test_a_setting_that_is_not_there_is_an_error_that_names_those_that_are(
 
 def test_mistakes_in_a_nested_section_name_that_sections_settings() -> None:
     with pytest.raises(ValueError, match="did you mean 'seed'") as error:
-        parse_config({"training": {"sed": 1}}, "mine.toml")
+        Config.parse({"training": {"sed": 1}}, "mine.toml")
     assert str(error.value).startswith("mine.toml: unknown setting 'training.sed'")
     assert "batch_size" in str(error.value)
     assert "evaluation" not in str(error.value)
@@ -207,11 +205,11 @@ def test_settings_that_do_not_go_together_are_refused(overrides: list[str], word
 def test_a_fitted_model_has_no_stages() -> None:
     assert load_config("popularity").stages == ()
     with pytest.raises(ValueError, match="only fitted"):
-        parse_config({"model": {"name": "markov"}, "stages": [{"objective": "cloze"}]}, "here")
+        Config.parse({"model": {"name": "markov"}, "stages": [{"objective": "cloze"}]}, "here")
     with pytest.raises(ValueError, match="write \\[\\[stages\\]\\]"):
-        parse_config({"stages": {"objective": "cloze"}}, "here")
+        Config.parse({"stages": {"objective": "cloze"}}, "here")
     with pytest.raises(ValueError, match=r"stages\.0\.objective is missing"):
-        parse_config({"stages": [{"epochs": 3}]}, "here")
+        Config.parse({"stages": [{"epochs": 3}]}, "here")
 
 
 # Another model, loss or objective by an override.
@@ -372,9 +370,9 @@ def test_another_package_brings_a_model_a_loss_and_an_objective(tmp_path: Path) 
 @pytest.mark.usefixtures("another_package")
 def test_an_objective_of_another_package_trains_bert4rec_but_no_fitted_model() -> None:
     stage = {"objective": "a_package.parts:EarlyStage"}
-    assert parse_config({"stages": [stage]}, "here").stages[0].objective == stage["objective"]
+    assert Config.parse({"stages": [stage]}, "here").stages[0].objective == stage["objective"]
     with pytest.raises(ValueError, match="only fitted"):
-        parse_config({"model": {"name": "markov"}, "stages": [stage]}, "here")
+        Config.parse({"model": {"name": "markov"}, "stages": [stage]}, "here")
 
 
 @pytest.mark.usefixtures("another_package")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bert4rec import model_directory
-from bert4rec.config import RunConfig
+from bert4rec.config import RunConfig, override_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import Spans
 from bert4rec.explanation import Explanation, explain_items
 from bert4rec.model_directory import SavedModel
-from bert4rec.models import Model
+from bert4rec.models import FittedModel, Model
 from bert4rec.models.popularity import Popularity
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.retrieval.index_builder import LARGE, RECALL, build_index, described, encode_sample, too_few
@@ -81,7 +81,7 @@ class Recommender:
         assert model.n_items == len(vocabulary)
         self.model, self.vocabulary, self.config, self.about = model, vocabulary, config, about
         self.index = index
-        self._popularity = Popularity(torch.from_numpy(vocabulary.counts))
+        self._popularity: FittedModel = Popularity(torch.from_numpy(vocabulary.counts))
 
     def recommend(
         self,
@@ -215,7 +215,7 @@ class Recommender:
 
     def by_popularity(self) -> Recommender:
         """The most popular items of the same catalogue, for comparison."""
-        config = self.config.with_model("popularity")
+        config = override_config(self.config, ["model.name=popularity"])
         return Recommender(self._popularity, self.vocabulary, config, self.about)
 
     def _named(self, ranking: Ranking, row: int, unknown: list[object], *, is_fallback: bool) -> Recommendations:
