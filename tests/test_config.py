@@ -15,7 +15,6 @@ from bert4rec.config import (
     TrainingSettings,
     load_config,
     override_config,
-    recipe_names,
     resolve,
     resolved_values,
     setting_descriptions,
@@ -26,7 +25,7 @@ from bert4rec.models import MODELS
 from bert4rec.objectives import OBJECTIVES, ClozeStage, NextItemStage
 from bert4rec.pipeline import RunOptions, train_recommender
 from bert4rec.recommender import Recommender
-from bert4rec.settings import description_of
+from bert4rec.settings import description_of, recipe_names
 
 
 def test_the_default_recipe_is_the_defaults_of_the_classes() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -20,7 +19,7 @@ from bert4rec.losses import LOSSES, AutoLoss, LossSettings
 from bert4rec.models import MODELS
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.objectives import OBJECTIVES, NextItemStage, StageSettings
-from bert4rec.settings import Count, Positive, Registry, Settings, description_of, nearest, parse_settings
+from bert4rec.settings import Count, Positive, Registry, Settings, description_of, nearest, parse_settings, recipe_text
 
 SHARP_FROM = 10_000  # items from which on a softmax that starts even learns slowly
 SAMPLED_FROM = 20_000  # items from which on the softmax over all of them dominates a step
@@ -214,19 +213,6 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
         return (NextItemStage(), second)
     stage = parse_settings(OBJECTIVES[objectives[0]], {}, "stages.0")
     return (stage,)
-
-
-def recipe_names() -> list[str]:
-    folder = resources.files("bert4rec") / "recipes"
-    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def recipe_text(name: str) -> str:
-    if name not in recipe_names():
-        raise ValueError(
-            f"no recipe is named {name!r}{nearest(name, recipe_names())}; there are: {', '.join(recipe_names())}"
-        )
-    return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def load_config(recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

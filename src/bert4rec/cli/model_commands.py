@@ -143,7 +143,7 @@ def compare(
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None) -> None:
     """List the recipes, or show one as TOML, to start your own --config file from."""
-    from bert4rec.config import recipe_names, recipe_text
+    from bert4rec.settings import recipe_names, recipe_text
 
     if name is None:
         for each in recipe_names():
