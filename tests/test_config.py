@@ -76,7 +76,7 @@ def test_every_setting_is_described() -> None:
         assert all(description_of(cls, name) for name in cls.model_fields), cls
     described = {name: meaning for name, _, meaning in setting_descriptions(load_config("bert4rec"))}
     assert described["stages.0.mask_ratio"].startswith("rho")
-    assert described["stages.0.learning_rate"].startswith("before the warm-up")
+    assert described["stages.0.learning_rate"].startswith("peak learning rate")
 
 
 def test_at_most_45_settings_apply_to_a_run_of_bert4rec() -> None:
@@ -323,7 +323,7 @@ class EarlyStage(NextItemStage):
 
     def build(self, train, model):
         objective = super().build(train, model)
-        return objective._replace(sequences=lambda _: objective.sequences(_).take([0, 1, 2]))
+        return objective._replace(draw_sequences=lambda _: objective.draw_sequences(_).take([0, 1, 2]))
 '''
 
 

@@ -24,7 +24,7 @@ SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that dense gradie
 
 
 class LossSettings(Settings):
-    name: str = Field(description="what is minimised; `bert4rec settings loss` lists them")
+    name: str = Field(description="the loss to minimise; docs/reference/settings.md lists them")
 
 
 class AutoLoss(LossSettings):
