@@ -32,7 +32,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def windows_of(objective: Objective) -> Spans:
-    return objective.sequences(np.random.default_rng(0))
+    return objective.draw_sequences(np.random.default_rng(0))
 
 
 @given(n=st.integers(1, 700), batch_size=st.integers(1, 20), seed=st.integers(0, 99))

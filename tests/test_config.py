@@ -15,9 +15,6 @@ from bert4rec.config import (
     TrainingSettings,
     load_config,
     override_config,
-    parse_config,
-    parse_run_config,
-    recipe_names,
     resolve,
     resolved_values,
     setting_descriptions,
@@ -28,7 +25,7 @@ from bert4rec.models import MODELS
 from bert4rec.objectives import OBJECTIVES, ClozeStage, NextItemStage
 from bert4rec.pipeline import RunOptions, train_recommender
 from bert4rec.recommender import Recommender
-from bert4rec.settings import description_of
+from bert4rec.settings import description_of, recipe_names
 
 
 def test_the_default_recipe_is_the_defaults_of_the_classes() -> None:
@@ -44,7 +41,7 @@ def test_every_recipe_is_resolved_and_no_auto_remains(recipe: str, n_items: int)
     # These two depend on the machine, not on the data: a run may resume on another one.
     autos = {name for name, value in values if value == "auto"}
     assert autos <= {"training.device", "training.precision"}
-    assert parse_run_config(run.model_dump(mode="json"), "saved") == run
+    assert RunConfig.parse(run.model_dump(mode="json"), "saved") == run
     assert resolve(run, n_items) == run
 
 
@@ -68,7 +65,7 @@ def test_a_run_config_refuses_auto() -> None:
     with pytest.raises(ValueError, match=r"resolve\(config, n_items\)"):
         RunConfig()
     with pytest.raises(ValueError, match=r"saved: .*auto"):
-        parse_run_config(Config().model_dump(), "saved")
+        RunConfig.parse(Config().model_dump(), "saved")
 
 
 def test_every_setting_is_described() -> None:
@@ -79,7 +76,7 @@ def test_every_setting_is_described() -> None:
         assert all(description_of(cls, name) for name in cls.model_fields), cls
     described = {name: meaning for name, _, meaning in setting_descriptions(load_config("bert4rec"))}
     assert described["stages.0.mask_ratio"].startswith("rho")
-    assert described["stages.0.learning_rate"].startswith("before the warm-up")
+    assert described["stages.0.learning_rate"].startswith("peak learning rate")
 
 
 def test_at_most_45_settings_apply_to_a_run_of_bert4rec() -> None:
@@ -183,7 +180,7 @@ def test_a_setting_that_is_not_there_is_an_error_that_names_those_that_are(
 
 def test_mistakes_in_a_nested_section_name_that_sections_settings() -> None:
     with pytest.raises(ValueError, match="did you mean 'seed'") as error:
-        parse_config({"training": {"sed": 1}}, "mine.toml")
+        Config.parse({"training": {"sed": 1}}, "mine.toml")
     assert str(error.value).startswith("mine.toml: unknown setting 'training.sed'")
     assert "batch_size" in str(error.value)
     assert "evaluation" not in str(error.value)
@@ -207,11 +204,11 @@ def test_settings_that_do_not_go_together_are_refused(overrides: list[str], word
 def test_a_fitted_model_has_no_stages() -> None:
     assert load_config("popularity").stages == ()
     with pytest.raises(ValueError, match="only fitted"):
-        parse_config({"model": {"name": "markov"}, "stages": [{"objective": "cloze"}]}, "here")
+        Config.parse({"model": {"name": "markov"}, "stages": [{"objective": "cloze"}]}, "here")
     with pytest.raises(ValueError, match="write \\[\\[stages\\]\\]"):
-        parse_config({"stages": {"objective": "cloze"}}, "here")
+        Config.parse({"stages": {"objective": "cloze"}}, "here")
     with pytest.raises(ValueError, match=r"stages\.0\.objective is missing"):
-        parse_config({"stages": [{"epochs": 3}]}, "here")
+        Config.parse({"stages": [{"epochs": 3}]}, "here")
 
 
 # Another model, loss or objective by an override.
@@ -326,7 +323,7 @@ class EarlyStage(NextItemStage):
 
     def build(self, train, model):
         objective = super().build(train, model)
-        return objective._replace(sequences=lambda _: objective.sequences(_).take([0, 1, 2]))
+        return objective._replace(draw_sequences=lambda _: objective.draw_sequences(_).take([0, 1, 2]))
 '''
 
 
@@ -372,9 +369,9 @@ def test_another_package_brings_a_model_a_loss_and_an_objective(tmp_path: Path) 
 @pytest.mark.usefixtures("another_package")
 def test_an_objective_of_another_package_trains_bert4rec_but_no_fitted_model() -> None:
     stage = {"objective": "a_package.parts:EarlyStage"}
-    assert parse_config({"stages": [stage]}, "here").stages[0].objective == stage["objective"]
+    assert Config.parse({"stages": [stage]}, "here").stages[0].objective == stage["objective"]
     with pytest.raises(ValueError, match="only fitted"):
-        parse_config({"model": {"name": "markov"}, "stages": [stage]}, "here")
+        Config.parse({"model": {"name": "markov"}, "stages": [stage]}, "here")
 
 
 @pytest.mark.usefixtures("another_package")

@@ -11,11 +11,12 @@ import pytest
 import torch
 from toys import cycle, quiet, random_histories, sequences_of
 
-from bert4rec.config import Config, apply_overrides, load_config, parse_config, recipe_names
+from bert4rec.config import Config, apply_overrides, load_config
 from bert4rec.models import MODELS, Model, is_fitted, is_trained
 from bert4rec.pipeline import RunOptions, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.scoring import log_probabilities_of, score_rows
+from bert4rec.settings import recipe_names
 
 # Those for certain data are BERT4Rec of other sizes.
 RECIPES = [name for name in recipe_names() if not name.startswith(("paper-", "best-", "demo"))]
@@ -40,7 +41,7 @@ def config_of(recipe: str, *overrides: str, **model: object) -> Config:
     for section, small in SMALL.items():
         wanted = small | model if section == "model" else small
         values[section] |= {key: each for key, each in wanted.items() if key in values[section]}
-    return parse_config(apply_overrides(values, overrides), "small")
+    return Config.parse(apply_overrides(values, overrides), "small")
 
 
 def trained(recipe: str, out: Path, seed: int = 0) -> Recommender:

@@ -30,7 +30,7 @@ def first_batch(split: Split, config: Config, size: MicrobatchSize = FOR_TRAININ
     values = config.model.model_dump()
     shape = ModelSpec(split.n_items, values["max_len"], model.has_mask, values.get("n_targets", 1))
     objective = config.stages[0].build(split.train, shape)
-    sequences = objective.sequences(np.random.default_rng(0))
+    sequences = objective.draw_sequences(np.random.default_rng(0))
     return make_batch(objective, sequences, split.n_items, torch.Generator().manual_seed(0), Sizes(size))
 
 

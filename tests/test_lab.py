@@ -15,7 +15,7 @@ from toys import cycle, quiet, sequences_of
 from typer.testing import CliRunner
 
 from bert4rec.cli import app
-from bert4rec.config import RunConfig, load_config, recipe_names, resolve
+from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import leave_one_out
 from bert4rec.lab.budget import HARD_STOP, epochs_that_fit, fit_budget, parse_budget
@@ -23,6 +23,7 @@ from bert4rec.lab.contenders import TITLES, choose_contenders, split_names
 from bert4rec.lab.lab_directory import LabTerms, plan_lab
 from bert4rec.lab.run_lab import run_lab
 from bert4rec.lab.run_process import is_stopped_by_clock
+from bert4rec.settings import recipe_names
 from bert4rec.training.timing import StageTime
 
 TINY = """

@@ -117,7 +117,7 @@ def of_one_query(
     name: str, wanted: torch.Tensor, scores: torch.Tensor, expected: torch.Tensor, beta: float
 ) -> torch.Tensor:
     """The definition of a loss: the target's score, those of K negatives, and K · their shares."""
-    if name in ("sampled-softmax", "in-batch"):
+    if name == "sampled-softmax":
         return torch.log(wanted.exp() + (scores.exp() / expected).sum()) - wanted
     if name in ("bce", "gbce"):
         return -beta * torch.sigmoid(wanted).log() - (1 - torch.sigmoid(scores)).log().sum()
@@ -142,7 +142,7 @@ def assert_is_the_formula(case: Case, settings: LossSettings, counts: np.ndarray
     h = case.h.clone().requires_grad_()
     weight, bias = (p.detach().clone().requires_grad_() for p in (case.weight, case.bias))
     values = settings.model_dump()
-    is_drawn = "in-batch" not in (settings.name, values.get("negatives"))
+    is_drawn = values["negatives"] != "in-batch"
     share_of_item = torch.from_numpy((counts + is_drawn) ** values.get("power", 1.0)).float()
     share_of_item = share_of_item / share_of_item.sum()
     is_gbce = settings.name == "gbce"
@@ -165,19 +165,15 @@ def assert_is_the_formula(case: Case, settings: LossSettings, counts: np.ndarray
 @pytest.mark.parametrize("power", [1.0, 0.5])
 def test_sampled_gradients_are_those_of_the_formula(name: str, k: int, power: float) -> None:
     """Against the definition, written out for one query at a time, with the same draws."""
-    if name == "in-batch" and power != 1:
-        pytest.skip("draws nothing")
     case, counts = Case(6, 40, size=0.5), np.arange(1, 41)
     is_shared = k >= sampled.SHARED_FROM
     drawn = Negatives((counts + 1) ** power).draw((1 if is_shared else 6, k), torch.Generator().manual_seed(5))
     items = [drawn[0 if is_shared else i] for i in range(6)]
-    if name == "in-batch":
-        items = [torch.cat([case.targets[:i], case.targets[i + 1 :]]) for i in range(6)]
     settings = settings_of(name, n_negatives=k, negatives="popularity", power=power, penalty=0.7)
     assert_is_the_formula(case, settings, counts, items)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLED if name != "in-batch"])
+@pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.parametrize("k", [1, 3, 50])  # groups of two, of four with one filled up, of all
 @pytest.mark.parametrize("at_once", [2**22, 1])
 def test_negatives_of_the_batch_are_the_targets_of_others(

@@ -15,7 +15,7 @@ from bert4rec.objectives import (
     ModelSpec,
     NextItemStage,
     Objective,
-    is_last,
+    is_last_item,
     random_prefixes,
     random_subset,
     sliding_windows,
@@ -40,7 +40,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def padded_sequences(objective: Objective, seed: int = 0) -> Tensor:
-    sequences = objective.sequences(np.random.default_rng(seed))
+    sequences = objective.draw_sequences(np.random.default_rng(seed))
     return torch.from_numpy(sequences.padded(np.arange(len(sequences)), PAD))
 
 
@@ -57,7 +57,7 @@ def some_sequences(lengths: list[int], width: int) -> Tensor:
 def hidden_by(stage: ClozeStage, sequences: Tensor, seed: int = 0) -> Tensor:
     """(B, L) which items are hidden, after a look at what the model sees and predicts."""
     objective = stage.build(spans_of([3]), WITH_MASK)
-    inputs, targets, is_query = objective.examples(sequences, generator(seed))
+    inputs, targets, is_query = objective.make_examples(sequences, generator(seed))
     assert not objective.appends_mask
     hidden = inputs == MASK
     assert torch.equal(inputs[~hidden], sequences[~hidden])
@@ -96,7 +96,7 @@ def test_cloze_hides_every_position_equally_often() -> None:
 def test_cloze_hides_only_the_end_of_the_last_item_share() -> None:
     sequences = some_sequences([3, 7, 12] * 1000, 12)
     hidden = hidden_by(ClozeStage(mask_ratio=0.5, last_item_share=1), sequences)
-    assert torch.equal(hidden, is_last(sequences, PAD))
+    assert torch.equal(hidden, is_last_item(sequences, PAD))
     assert hidden.sum(1).eq(1).all()
     assert hidden[0, 2]
     assert hidden[2, 11]
@@ -109,8 +109,8 @@ def test_last_item_leaves_out_single_items_and_hides_the_last_one() -> None:
     objective = LastItemStage().build(spans_of([1, 2, 9, 1, 30]), WITH_MASK)
     sequences = padded_sequences(objective)
     assert len(sequences) == 3
-    inputs, targets, is_query = objective.examples(sequences, generator())
-    assert torch.equal(is_query[:, :, 0], is_last(sequences, PAD))
+    inputs, targets, is_query = objective.make_examples(sequences, generator())
+    assert torch.equal(is_query[:, :, 0], is_last_item(sequences, PAD))
     assert torch.equal(inputs, sequences.masked_fill(is_query[:, :, 0], MASK))
     assert torch.equal(targets[:, :, 0], sequences)
     assert not objective.appends_mask
@@ -136,7 +136,7 @@ def test_next_item_predicts_the_items_after_each_one(n_targets: int) -> None:
     shape = ModelSpec(N_ITEMS, MAX_LEN, n_targets=n_targets)
     objective = NextItemStage(window_stride=0.5).build(spans_of([5, 2, 13, 9, 40]), shape)
     sequences = padded_sequences(objective)
-    inputs, targets, is_query = objective.examples(sequences, generator())
+    inputs, targets, is_query = objective.make_examples(sequences, generator())
     width = sequences.shape[1]
     assert width == MAX_LEN + 1
     assert torch.equal(inputs, sequences[:, :-1])
@@ -155,7 +155,7 @@ def test_next_item_of_a_model_with_a_mask_leaves_a_position_for_it() -> None:
     """Every item but the first is queried after the one before it, by a [MASK] after that."""
     objective = NextItemStage(window_stride=None).build(spans_of([5, 2, 9, 1, 30]), WITH_MASK)
     sequences = padded_sequences(objective)
-    inputs, targets, is_query = objective.examples(sequences, generator())
+    inputs, targets, is_query = objective.make_examples(sequences, generator())
     assert objective.appends_mask
     assert inputs.shape[1] == MAX_LEN - 1
     assert is_query.sum((1, 2)).tolist() == [4, 1, 8, MAX_LEN - 1]
@@ -164,7 +164,7 @@ def test_next_item_of_a_model_with_a_mask_leaves_a_position_for_it() -> None:
 
 def test_next_item_leaves_out_sequences_of_one_item() -> None:
     spans = spans_of([1, 2, 1, 3, MAX_LEN + 1, 1])
-    windows = NextItemStage().build(spans, SHAPE).sequences(np.random.default_rng(0))
+    windows = NextItemStage().build(spans, SHAPE).draw_sequences(np.random.default_rng(0))
     assert windows.users.tolist() == [USER_0 + 1, USER_0 + 3, USER_0 + 4]
     assert windows.lengths.tolist() == [2, 3, MAX_LEN + 1]
 
@@ -177,10 +177,10 @@ def test_next_item_queries_at_most_so_many_places_and_prefers_none(n_targets: in
     some = NextItemStage(max_queries=2).build(spans, shape)
     every = NextItemStage().build(spans, shape)
     sequences = padded_sequences(every)
-    all_queries = every.examples(sequences, generator())
+    all_queries = every.make_examples(sequences, generator())
     n_queries = torch.zeros(n_places)
     for seed in range(n_rows // 100):
-        inputs, targets, is_query = some.examples(sequences, generator(seed))
+        inputs, targets, is_query = some.make_examples(sequences, generator(seed))
         assert torch.equal(inputs, all_queries.inputs)
         assert torch.equal(targets, all_queries.targets)
         is_chosen = is_query[:, :, 0]
@@ -198,7 +198,7 @@ def test_a_bidirectional_prefix_ends_at_a_random_item() -> None:
     """Queries go from there to the end of the sequence."""
     stage = NextItemStage(bidirectional_prefix=True, window_stride=None)
     objective = stage.build(spans_of([8] * 300 + [2]), WITH_MASK)
-    _, _, is_query = objective.examples(padded_sequences(objective), generator())
+    _, _, is_query = objective.make_examples(padded_sequences(objective), generator())
     assert objective.appends_mask
     firsts = set()
     for row, queried in enumerate(is_query[:, :, 0]):
@@ -234,7 +234,7 @@ def test_denoising_predicts_every_item_or_some_and_hides_a_share(max_queries: in
     is_real = sequences != PAD
     n_hidden, n_real = torch.zeros(MAX_LEN), torch.zeros(MAX_LEN)
     for seed in range(100):
-        inputs, targets, is_query = objective.examples(sequences, generator(seed))
+        inputs, targets, is_query = objective.make_examples(sequences, generator(seed))
         assert torch.equal(targets[:, :, 0], sequences)
         queried = is_query[:, :, 0]
         if max_queries is None:

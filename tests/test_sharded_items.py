@@ -32,7 +32,8 @@ SETTINGS = (
     "training.validate_every=1",
     "training.workers=1",
     "training.shards=3",
-    "loss.name=in-batch",
+    "loss.name=sampled-softmax",
+    "loss.negatives=in-batch",
 )
 SECOND = ("stages.1.epochs=2", "stages.1.learning_rate=3e-4")
 SHARDED = "training.shard_items=true"

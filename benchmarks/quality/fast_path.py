@@ -82,7 +82,7 @@ class PlainPath:
 
     def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Examples:
         padded = sequences.padded(np.arange(len(sequences)), self.model.pad)
-        return objective.examples(torch.from_numpy(padded), masks)
+        return objective.make_examples(torch.from_numpy(padded), masks)
 
     def step(self, batch: Examples, learning_rate: float, seed: int) -> None:
         torch.manual_seed(seed)  # of the dropout
@@ -116,7 +116,7 @@ def train_once(split: Split, config: RunConfig, seed: int, name: str) -> dict[st
     model = build_model(config, split.n_items, 0)  # the same weights for both paths
     stage, number, seconds = build_stages(config, split, 1)[0], list(PATHS).index(name), 0.0
     objective = stage.batches.objectives[0]
-    sequences = objective.sequences(np.random.default_rng(0))  # of Cloze: always the same
+    sequences = objective.draw_sequences(np.random.default_rng(0))  # of Cloze: always the same
     steps_per_epoch = -(-len(sequences) // config.training.batch_size)
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         path = PATHS[name](model, split, config, workers)

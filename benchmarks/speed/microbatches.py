@@ -59,7 +59,7 @@ def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) ->
     optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
     stage = build_stages(config, split, workers.n)[0]
     objective = stage.batches.objectives[0]
-    windows = objective.sequences(np.random.default_rng(0))
+    windows = objective.draw_sequences(np.random.default_rng(0))
 
     def step(size: MicrobatchSize, rows: NDArray[np.int64], number: int) -> Done:
         masks = torch.Generator().manual_seed(number)

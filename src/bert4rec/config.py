@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -20,7 +19,7 @@ from bert4rec.losses import LOSSES, AutoLoss, LossSettings
 from bert4rec.models import MODELS
 from bert4rec.models.sequence_model import ModelSettings
 from bert4rec.objectives import OBJECTIVES, NextItemStage, StageSettings
-from bert4rec.settings import Count, Positive, Registry, Settings, description_of, nearest, parse_settings
+from bert4rec.settings import Count, Positive, Registry, Settings, description_of, nearest, parse_settings, recipe_text
 
 SHARP_FROM = 10_000  # items from which on a softmax that starts even learns slowly
 SAMPLED_FROM = 20_000  # items from which on the softmax over all of them dominates a step
@@ -69,31 +68,46 @@ class EvaluationSettings(Settings):
     users: Positive | None = Field(None, description="users in the final evaluation, drawn once; none takes all")
 
 
+class Choice(NamedTuple):
+    """A section whose settings are those of the model, loss or objective that it names."""
+
+    registry: Registry[Any]
+    key: str = "name"
+    default: str | None = None
+
+    def settings_class(self, name: Any) -> type[Settings]:
+        found = self.registry[str(name)]
+        settings: type[Settings] = getattr(found, "settings_class", found)
+        return settings
+
+    def parse(self, values: Any, place: str) -> Any:
+        if isinstance(values, Settings):
+            return values
+        named = {self.key: self.default} | values if isinstance(values, dict) else {}
+        if named.get(self.key) is None:
+            raise ValueError(f"{place}.{self.key} is missing: choose one of {', '.join(self.registry)}")
+        return parse_settings(self.settings_class(named[self.key]), named, place)
+
+
+CHOICES = {
+    "model": Choice(MODELS, default="bert4rec"),
+    "loss": Choice(LOSSES, default="auto"),
+    "stages": Choice(OBJECTIVES, key="objective"),
+}
+
+
 def _parse_model(values: Any) -> Any:
-    return _parse_named(_named(values, "bert4rec"), MODELS, "name", "model", "settings_class")
+    return CHOICES["model"].parse(values, "model")
 
 
 def _parse_loss(values: Any) -> Any:
-    return _parse_named(_named(values, "auto"), LOSSES, "name", "loss")
-
-
-def _named(values: Any, default: str) -> Any:
-    return {"name": default} | values if isinstance(values, dict) else values
+    return CHOICES["loss"].parse(values, "loss")
 
 
 def _parse_stages(values: Any) -> Any:
     if not isinstance(values, list | tuple):
         raise ValueError("stages is not a list: write [[stages]] above the settings of each stage")
-    return tuple(_parse_named(stage, OBJECTIVES, "objective", f"stages.{place}") for place, stage in enumerate(values))
-
-
-def _parse_named(values: Any, registry: Registry[Any], key: str, place: str, attribute: str | None = None) -> Any:
-    if isinstance(values, Settings):
-        return values
-    if not isinstance(values, dict) or key not in values:
-        raise ValueError(f"{place}.{key} is missing: choose one of {', '.join(registry)}")
-    found = registry[str(values[key])]
-    return parse_settings(getattr(found, attribute) if attribute else found, values, place)
+    return tuple(CHOICES["stages"].parse(stage, f"stages.{place}") for place, stage in enumerate(values))
 
 
 Model = Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_parse_model)]
@@ -110,6 +124,13 @@ class Config(Settings):
     stages: Stages = Field(default_factory=lambda: default_stages("bert4rec"))
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], where: str) -> Self:
+        try:
+            return parse_settings(cls, values, "")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
 
     @model_validator(mode="before")
     @classmethod
@@ -136,17 +157,6 @@ class Config(Settings):
             raise ValueError("training.on_validation needs data.split = leave-one-out")
         return self
 
-    def with_model(self, name: str) -> Self:
-        """The same settings with another model and its own stages, all at their defaults."""
-        return type(self)(
-            data=self.data,
-            model=_parse_model({"name": name}),
-            loss=self.loss,
-            stages=default_stages(name),
-            training=self.training,
-            evaluation=self.evaluation,
-        )
-
 
 class RunConfig(Config):
     """What a run does: no value is `auto` that depends on the data. Models are saved with it."""
@@ -156,6 +166,9 @@ class RunConfig(Config):
         if self.loss.name == "auto" or getattr(self.model, "head_gain", None) == "auto":
             raise ValueError("a value is `auto`: resolve(config, n_items) replaces it")
         return self
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def resolve(config: Config, n_items: int) -> RunConfig:
@@ -202,45 +215,18 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     return (stage,)
 
 
-def recipe_names() -> list[str]:
-    folder = resources.files("bert4rec") / "recipes"
-    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def recipe_text(name: str) -> str:
-    if name not in recipe_names():
-        raise ValueError(
-            f"no recipe is named {name!r}{nearest(name, recipe_names())}; there are: {', '.join(recipe_names())}"
-        )
-    return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
-
-
 def load_config(recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """The recipe's settings, the file's on top of them, and `section.key=value` on top of both."""
     values = tomllib.loads(recipe_text(recipe))
     if file is not None:
         values = _merge(values, _read_toml(Path(file)))
     values = apply_overrides(values, overrides)
-    return parse_config(values, f"recipe {recipe!r}" if file is None else str(file))
+    return Config.parse(values, f"recipe {recipe!r}" if file is None else str(file))
 
 
-def override_config(config: Config, overrides: Iterable[str]) -> Config:
+def override_config(config: AnyConfig, overrides: Iterable[str]) -> AnyConfig:
     """A copy of `config` with `section.key=value` on top."""
-    return parse_config(apply_overrides(config.model_dump(), overrides), "--set")
-
-
-def parse_config(values: dict[str, Any], where: str) -> Config:
-    try:
-        return parse_settings(Config, values, "")
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def parse_run_config(values: dict[str, Any], where: str) -> RunConfig:
-    try:
-        return parse_settings(RunConfig, values, "")
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+    return type(config).parse(apply_overrides(config.model_dump(), overrides), "--set")
 
 
 def setting_descriptions(config: Config) -> list[tuple[str, str, str]]:
@@ -274,8 +260,9 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
         if len(parts) == 1:
             parts = _full_name(parts[0], values)
         if parts[0] == "stages":
-            values = _with_stages(values)
-            stages = values["stages"]
+            stages = values.get("stages")
+            if stages is None:
+                stages = [stage.model_dump() for stage in default_stages(_model_name(values))]
             if not stages:
                 raise ValueError(f"--set {key}: the model is only fitted, it has no stages")
             if len(parts) != 3 or not parts[1].isdigit() or int(parts[1]) >= len(stages):
@@ -295,7 +282,7 @@ def apply_overrides(values: dict[str, Any], overrides: Iterable[str]) -> dict[st
 
 def _full_name(key: str, values: dict[str, Any]) -> list[str]:
     """`seed` alone means `training.seed`: the only setting of the run that has the name."""
-    config = parse_config(values, "the settings so far")
+    config = Config.parse(values, "the settings so far")
     names = [name for name, _, _ in setting_descriptions(config) if name.split(".")[-1] == key]
     if len(names) == 1:
         return names[0].split(".")
@@ -305,23 +292,9 @@ def _full_name(key: str, values: dict[str, Any]) -> list[str]:
     raise ValueError(f"--set {key}: no setting has that name{nearest(key, known)}; write section.key=value")
 
 
-def _with_stages(values: dict[str, Any]) -> dict[str, Any]:
-    if "stages" in values:
-        return values
-    stages = default_stages(_model_name(values))
-    return values | {"stages": [stage.model_dump() for stage in stages]}
-
-
 def _model_name(values: dict[str, Any]) -> str:
     model = values.get("model")
     return str(model.get("name", "bert4rec")) if isinstance(model, dict) else "bert4rec"
-
-
-_NAMED: dict[str, tuple[str, Registry[Any]]] = {
-    "model": ("name", MODELS),
-    "loss": ("name", LOSSES),
-    "stages": ("objective", OBJECTIVES),
-}
 
 
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
@@ -331,27 +304,18 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         if isinstance(base[key], dict) and isinstance(top[key], dict):
             both[key] = _merge_named(base[key], top[key], key)
     if "stages" in base and "stages" not in top and _model_name(both) != _model_name(base):
-        stages = [
-            stage
-            for stage, parsed in zip(base["stages"], _parse_stages(base["stages"]), strict=True)
-            if _why_not(_model_name(both), parsed) is None
-        ]
-        both = both | {"stages": stages} if stages else _without(both, "stages")
+        parsed = zip(base["stages"], _parse_stages(base["stages"]), strict=True)
+        both["stages"] = [stage for stage, settings in parsed if _why_not(_model_name(both), settings) is None]
+        if not both["stages"]:
+            del both["stages"]
     return both
-
-
-def _without(values: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != key}
 
 
 def _merge_named(base: dict[str, Any], top: dict[str, Any], section: str) -> dict[str, Any]:
     """`top` over `base`; another model, loss or objective keeps only the settings that it has."""
-    if section not in _NAMED:
-        return base | top
-    key, registry = _NAMED[section]
-    if key in top and top[key] != base.get(key):
-        found = registry[str(top[key])]
-        fields = getattr(found, "settings_class", found).model_fields
+    choice = CHOICES.get(section)
+    if choice is not None and top.get(choice.key, base.get(choice.key)) != base.get(choice.key):
+        fields = choice.settings_class(top[choice.key]).model_fields
         base = {name: value for name, value in base.items() if name in fields}
     return base | top
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from bert4rec.config import RunConfig, parse_run_config
+from bert4rec.config import RunConfig
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.durable import MANIFEST, new_file, verify_manifest, write_file, write_manifest
 from bert4rec.models import MODELS, Model
@@ -93,7 +93,7 @@ def _load(directory: Path, *, with_index: bool) -> SavedModel:
             f"{FORMAT_VERSION}: install the bert4rec version that wrote it, or train again"
         )
     settings = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    config = parse_run_config(settings, str(directory / "config.json"))
+    config = RunConfig.parse(settings, str(directory / "config.json"))
     vocabulary = Vocabulary.load(directory / "items.parquet", about["item_id_type"])
     tensors = _read_tensors(directory / "model.safetensors")
     model = MODELS[config.model.name].restore(tensors, config.model, len(vocabulary))

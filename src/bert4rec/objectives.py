@@ -1,13 +1,15 @@
 """What a training stage predicts: sequences → inputs, queries and targets.
 
-A *history* is all that a user did. A *sequence* is the window or prefix of it that a model reads at
-a time, and a *query* a position of it whose item is to be predicted.
+A *history* is everything that a user did. A *sequence* is the part of a history that a model reads in
+one pass: a window or a prefix. A *query position* is one at which the model predicts: the item at that
+position, or with `next_item` the items after it.
 
-- `cloze`: mask a share of the items and predict them from both sides (Section 3.6).
-- `last_item`: mask the last item of a random prefix, as when the model recommends.
-- `next_item`: after every item, predict the next. A model with a `[MASK]` gets one after each item,
-  which sees the items up to its place.
-- `denoising`: mask a share of the items and predict every item, masked or not, as an autoencoder.
+- `cloze`: mask a share of the items and predict them from both sides, as in the paper (Section 3.6).
+- `last_item`: mask the last item of a random prefix, as when the model recommends. The paper adds such
+  samples to those of `cloze`.
+- `next_item`: at every position predict the next item, as SASRec and GRU4Rec do. A model with a `[MASK]`
+  gets one after each item, which sees only itself and the items up to there.
+- `denoising`: mask a share of the items and predict every item, masked or not: for autoencoders.
 
 Every random choice comes from a generator that the caller seeds by (seed, stage, epoch or step), so
 that step 1,000 draws the same numbers whether or not the run was interrupted before it.
@@ -29,14 +31,14 @@ from torch import Tensor
 from bert4rec.data.splits import Spans
 from bert4rec.settings import Count, Positive, Registry, Settings, Share
 
-RANDOM_CUT_SHARE = 0.9  # of the histories, in `last_item`; the others end where they end
+RANDOM_CUT_SHARE = 0.9  # share of the histories that `last_item` cuts at a random item
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
 MaxQueries = Annotated[Positive | None, Field(description="predict at most this many items per sequence")]
 WindowStride = Annotated[
     Annotated[float, Field(gt=0, le=1)] | None,
     Field(
-        description="slide over histories longer than max_len in steps of this share of it; "
-        "none reads only the last max_len items"
+        description="histories longer than max_len become windows that start this share of max_len apart; "
+        "none keeps only the last max_len items"
     ),
 ]
 
@@ -46,8 +48,8 @@ class ModelSpec(NamedTuple):
 
     n_items: int
     max_len: int
-    has_mask: bool = False  # whether it has a [MASK] to query with
-    n_targets: int = 1  # how many following items a query predicts (Caser: three)
+    has_mask: bool = False  # whether it has a [MASK] token
+    n_targets: int = 1  # how many of the following items a query predicts (Caser: three)
 
     @property
     def pad(self) -> int:
@@ -62,12 +64,12 @@ class StageSettings(Settings):
     """One stage of training: the settings that all objectives share."""
 
     objective: str = Field(description="what the model is trained to predict")
-    epochs: Count = Field(description="most passes over the training sequences; 0 leaves it out")
+    epochs: Count = Field(description="maximum number of epochs; 0 skips the stage")
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        description="before the warm-up and the linear decay to zero are applied"
+        description="peak learning rate: it is reached by a linear warm-up and decays linearly to zero"
     )
     patience: Positive | None = Field(
-        description="stop after this many validations without a better NDCG@10; none never stops"
+        description="stop after this many validations in a row without a better NDCG@10; none never stops early"
     )
 
     def build(self, train: Spans, spec: ModelSpec) -> Objective:
@@ -76,19 +78,19 @@ class StageSettings(Settings):
 
 
 class Examples(NamedTuple):
-    """What a model sees of a batch of sequences, and what it is to predict."""
+    """A batch as the model sees it: the inputs, and what to predict at which positions."""
 
     inputs: Tensor  # (B, L) tokens
     targets: Tensor  # (B, L, T) items
-    is_query: Tensor  # (B, L, T) whether that target is to be predicted
+    is_query: Tensor  # (B, L, T) whether the target counts in the loss; the others are padding or unused
 
 
 class Objective(NamedTuple):
-    """Which sequences an epoch has, and which examples a batch of them."""
+    """How to draw the sequences of an epoch, and how to make examples of a batch of them."""
 
-    sequences: Callable[[np.random.Generator], Spans]
-    examples: Callable[[Tensor, torch.Generator], Examples]  # (B, L) or (B, L + 1) tokens
-    # Whether `inputs` hold no [MASK], and the model puts one after each query position.
+    draw_sequences: Callable[[np.random.Generator], Spans]
+    make_examples: Callable[[Tensor, torch.Generator], Examples]  # of (B, L) tokens
+    # Whether `inputs` hold no [MASK], and the model inserts one after every query position.
     appends_mask: bool = False
 
 
@@ -99,7 +101,9 @@ class ClozeStage(StageSettings):
     patience: Positive | None = 15
     mask_ratio: MaskRatio = Field(0.2, description="rho: the share of items that is masked")
     max_queries: MaxQueries = None
-    last_item_share: Share = Field(0.1, description="share of the sequences in which only the last item is masked")
+    last_item_share: Share = Field(
+        0.1, description="share of the sequences in which only the last item is masked; the paper adds such samples"
+    )
     window_stride: WindowStride = None
 
     def build(self, train: Spans, spec: ModelSpec) -> Objective:
@@ -113,25 +117,26 @@ class ClozeStage(StageSettings):
         return Objective(lambda _: windows, examples)
 
     def _mask(self, sequences: Tensor, pad: int, generator: torch.Generator) -> Tensor:
-        """(B, L) true where an item is masked: each with probability `mask_ratio`.
+        """(B, L) true where an item is masked.
 
-        At least one per row is masked, and at least one stays visible where there are two. The
-        number is drawn first and clamped; the items with the smallest random keys are masked, so that
-        clamping prefers no position. In some rows only the last item is masked.
+        The number of masked items of a row is binomial(length, mask_ratio), clamped to 1 … length - 1
+        and to `max_queries`; the authors' code rounds mask_ratio · length. The items with the smallest
+        random keys are masked, so that every position has the same chance, clamped or not. In some
+        rows only the last item is masked.
         """
         keys = torch.rand(sequences.shape, generator=generator)
         is_real = sequences != pad
         lengths = is_real.sum(1)
-        wanted = ((keys < self.mask_ratio) & is_real).sum(1)
-        most = (lengths - 1).clamp(min=1)
+        n_drawn = ((keys < self.mask_ratio) & is_real).sum(1)
+        n_most = (lengths - 1).clamp(min=1)
         if self.max_queries is not None:
-            most = most.clamp(max=self.max_queries)
-        n_masked = torch.minimum(wanted.clamp(min=1), most)
+            n_most = n_most.clamp(max=self.max_queries)
+        n_masked = torch.minimum(n_drawn.clamp(min=1), n_most)
         rank = keys.masked_fill(~is_real, 2.0).argsort(1).argsort(1)
         is_masked = (rank < n_masked[:, None]) & is_real
         if self.last_item_share:
-            is_last_only = torch.rand(len(sequences), 1, generator=generator) < self.last_item_share
-            is_masked = torch.where(is_last_only, is_last(sequences, pad), is_masked)
+            masks_only_last = torch.rand(len(sequences), 1, generator=generator) < self.last_item_share
+            is_masked = torch.where(masks_only_last, is_last_item(sequences, pad), is_masked)
         return is_masked
 
 
@@ -145,7 +150,7 @@ class LastItemStage(StageSettings):
         train = with_two_or_more_items(train)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
-            is_masked = is_last(sequences, spec.pad)
+            is_masked = is_last_item(sequences, spec.pad)
             inputs = sequences.masked_fill(is_masked, spec.mask)
             return Examples(inputs, sequences[..., None], is_masked[..., None])
 
@@ -161,26 +166,26 @@ class NextItemStage(StageSettings):
     window_stride: WindowStride = 0.5
     bidirectional_prefix: bool = Field(
         False,
-        description="for models with a [MASK]: queries start at a random item, and the model lets "
-        "the items up to it see each other in both directions, as when it recommends",
+        description="for models with a [MASK]: queries start at a random item, and the items up to the first query "
+        "see each other in both directions, as when the model recommends",
     )
 
     def build(self, train: Spans, spec: ModelSpec) -> Objective:
-        # Inputs are without the last item, so that a model without a [MASK] has room for one more.
-        longest = spec.max_len if spec.has_mask else spec.max_len + 1
-        windows = sliding_windows(with_two_or_more_items(train), longest, self.window_stride)
+        # The last item is only a target: a model without a [MASK] can take windows of one item more.
+        window_length = spec.max_len if spec.has_mask else spec.max_len + 1
+        windows = sliding_windows(with_two_or_more_items(train), window_length, self.window_stride)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
             targets = F.pad(sequences[:, 1:], (0, spec.n_targets - 1), value=spec.pad)
             targets = targets.unfold(1, spec.n_targets, 1)  # (B, L, T)
             is_query = targets != spec.pad
-            at = is_query[:, :, 0]  # (B, L) query positions
+            is_query_position = is_query[:, :, 0]  # (B, L)
             if self.bidirectional_prefix:
-                torch.rand(len(sequences), generator=generator)  # unused; so committed results stay bit-identical
-                at = at & from_random_query_on(at, generator)
+                torch.rand(len(sequences), generator=generator)  # without this draw all published figures change
+                is_query_position = is_query_position & from_random_query_on(is_query_position, generator)
             if self.max_queries is not None:
-                at = random_subset(at, self.max_queries, generator)
-            return Examples(sequences[:, :-1], targets, is_query & at[:, :, None])
+                is_query_position = random_subset(is_query_position, self.max_queries, generator)
+            return Examples(sequences[:, :-1], targets, is_query & is_query_position[:, :, None])
 
         return Objective(lambda _: windows, examples, appends_mask=spec.has_mask)
 
@@ -224,39 +229,39 @@ def with_two_or_more_items(spans: Spans) -> Spans:
 
 
 def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
-    """Each history whole or, when longer than `max_len`, in windows of it, the latest first.
+    """Histories longer than `max_len` in windows, the latest first; the others whole.
 
-    Each window begins `stride · max_len` items before the one after it; None keeps the latest only.
+    Each window starts `stride · max_len` items before the one after it; None keeps only the latest.
     """
     lengths = spans.lengths
     step = max_len if stride is None else max(1, int(max_len * stride))
-    excess = np.maximum(lengths - max_len, 0)
-    n_windows = 1 + (0 if stride is None else -(-excess // step))
-    owner = np.repeat(np.arange(len(spans)), n_windows)
+    n_beyond = np.maximum(lengths - max_len, 0)
+    n_windows = 1 + (0 if stride is None else -(-n_beyond // step))
+    history = np.repeat(np.arange(len(spans)), n_windows)
     first_window = np.cumsum(np.broadcast_to(n_windows, len(spans))) - n_windows
-    steps_back = (np.arange(len(owner)) - np.repeat(first_window, n_windows)) * step
-    starts = spans.starts[owner]
-    # A window that would reach back before the start is shifted right, so that all are full.
-    ends = np.maximum(spans.ends[owner] - steps_back, np.minimum(starts + max_len, spans.ends[owner]))
-    return Spans(spans.tokens, np.maximum(ends - max_len, starts), ends, spans.users[owner])
+    from_end = (np.arange(len(history)) - np.repeat(first_window, n_windows)) * step
+    starts = spans.starts[history]
+    # The earliest window is moved right to where the history starts, so that it is full, too.
+    ends = np.maximum(spans.ends[history] - from_end, np.minimum(starts + max_len, spans.ends[history]))
+    return Spans(spans.tokens, np.maximum(ends - max_len, starts), ends, spans.users[history])
 
 
 def random_prefixes(spans: Spans, max_len: int, generator: np.random.Generator) -> Spans:
-    """Each history cut after a random item (at least two remain), or, for some, at its end."""
+    """Each history up to a random item, or up to its end; of these the last `max_len` items, two at least."""
     cuts = generator.integers(2, spans.lengths + 1)
     is_cut = generator.random(len(spans)) < RANDOM_CUT_SHARE
     ends = np.where(is_cut, spans.starts + cuts, spans.ends)
     return Spans(spans.tokens, np.maximum(ends - max_len, spans.starts), ends, spans.users)
 
 
-def is_last(sequences: Tensor, pad: int) -> Tensor:
+def is_last_item(sequences: Tensor, pad: int) -> Tensor:
     """(B, L) true at the last item of each row."""
     is_real = sequences != pad
     return torch.arange(sequences.shape[1]) == (is_real.sum(1, keepdim=True) - 1)
 
 
 def from_random_query_on(is_query: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, L) true from a random query of each row on; queries fill a row from its start."""
+    """(B, L) true from a random query of each row on; the queries of a row are its first positions."""
     n_queries = is_query.sum(1)
     start = (torch.rand(len(is_query), generator=generator) * n_queries).long()
     return torch.arange(is_query.shape[1]) >= start[:, None]

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from bert4rec import __version__
-from bert4rec.config import Config, RunConfig, resolve, resolved_values
+from bert4rec.config import Config, RunConfig, override_config, resolve, resolved_values
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
@@ -232,7 +232,7 @@ def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> 
 
 def _save_baseline(name: str, run: _Run) -> Evaluation:
     sequences, split, out = run.sequences, run.split, run.out / "baselines" / name
-    settings = run.config.with_model(name)
+    settings = override_config(run.config, [f"model.name={name}"])
     model = _fit_once(split, settings)
     evaluation = evaluate_held_out(model, split.test, split, run.config)
     save_evaluation(evaluation, sequences, out)

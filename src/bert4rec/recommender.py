@@ -9,17 +9,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bert4rec import model_directory
-from bert4rec.config import RunConfig
+from bert4rec.config import RunConfig, override_config
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import Spans
 from bert4rec.explanation import Explanation, explain_items
 from bert4rec.model_directory import SavedModel
-from bert4rec.models import Model
+from bert4rec.models import FittedModel, Model
 from bert4rec.models.popularity import Popularity
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.retrieval.index_builder import LARGE, RECALL, build_index, described, encode_sample, too_few
@@ -82,7 +81,7 @@ class Recommender:
         assert model.n_items == len(vocabulary)
         self.model, self.vocabulary, self.config, self.about = model, vocabulary, config, about
         self.index = index
-        self._popularity = Popularity(torch.from_numpy(vocabulary.counts))
+        self._popularity: FittedModel = Popularity(torch.from_numpy(vocabulary.counts))
 
     def recommend(
         self,
@@ -138,7 +137,7 @@ class Recommender:
         excluded = self.excluded(allow, block)
         source = iter(histories)
         while batch := [self.vocabulary.encode(each) for each in islice(source, HISTORIES_AT_ONCE)]:
-            spans = _spans([known for known, _ in batch])
+            spans = Spans.of_lists([known for known, _ in batch])
             [ranking] = self.top_k(spans, k, exclude_seen=exclude_seen, excluded=excluded)
             for row, (known, unknown) in enumerate(batch):
                 yield self._named(ranking, row, unknown, is_fallback=not known)
@@ -216,7 +215,7 @@ class Recommender:
 
     def by_popularity(self) -> Recommender:
         """The most popular items of the same catalogue, for comparison."""
-        config = self.config.with_model("popularity")
+        config = override_config(self.config, ["model.name=popularity"])
         return Recommender(self._popularity, self.vocabulary, config, self.about)
 
     def _named(self, ranking: Ranking, row: int, unknown: list[object], *, is_fallback: bool) -> Recommendations:
@@ -313,13 +312,6 @@ class Recommender:
         if retrieval not in get_args(Retrieval):
             raise ValueError(f"retrieval is {retrieval!r}: choose `auto` or `exact`")
         return cls(*model_directory.load_model(Path(directory), with_index=retrieval == "auto"))
-
-
-def _spans(histories: list[list[int]]) -> Spans:
-    ends = np.cumsum([len(history) for history in histories])
-    tokens = np.array([token for history in histories for token in history], dtype=np.int32)
-    starts = np.concatenate([[0], ends[:-1]])
-    return Spans(tokens, starts, ends, np.full(len(histories), -1))
 
 
 def _check_k(k: int) -> None:

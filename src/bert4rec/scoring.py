@@ -177,7 +177,7 @@ def map_held_out(
     @torch.inference_mode()
     def score(rows: NDArray[np.int64]) -> T:
         histories = held_out.histories.take(rows)
-        scores = score_rows(model, torch.from_numpy(histories.users), _read(histories, model)).cpu()
+        scores = score_rows(model, *_read(histories, model)).cpu()
         check_scores(scores, len(rows), n_items)
         targets = torch.from_numpy(held_out.targets[rows])
         mask = ItemMask.of_histories(histories, n_items, exclude_seen=exclude_seen)
@@ -220,8 +220,9 @@ def answer_requests(
 ) -> list[Ranking]:
     """The best items of every request, in order, each a ranking with one row; on this thread."""
     n_items = model.n_items
+    histories = Spans.of_lists([request.history for request in requests])
     answers: list[Ranking | None] = [None] * len(requests)
-    for rows in _request_groups(requests, model, fallback, index):
+    for rows in _request_groups(requests, histories, model, fallback, index):
         group = [requests[row] for row in rows.tolist()]
         hidden = [
             row * n_items + token
@@ -235,10 +236,8 @@ def answer_requests(
             if each.allowed is not None
         }
         mask = ItemMask(n_items, torch.tensor(hidden, dtype=torch.int64), None, allowed)
-        users, k = torch.full((len(group),), -1), max(each.k for each in group)
         answering = model if group[0].history else fallback
-        histories = _padded([each.history for each in group], answering)
-        ranking = _rank(answering, users, histories, mask, k, index)
+        ranking = _rank(answering, histories.take(rows), mask, max(each.k for each in group), index)
         for row, (place, each) in enumerate(zip(rows.tolist(), group, strict=True)):
             answers[place] = ranking.row(row, each.k)
     return [answer for answer in answers if answer is not None]
@@ -267,9 +266,7 @@ def rank_histories(
     def rank(rows: NDArray[np.int64]) -> Ranking:
         some = histories.take(rows)
         mask = ItemMask.of_histories(some, n_items, exclude_seen=exclude_seen, excluded=common)
-        answering = fallback if is_empty[rows[0]] else model
-        users = torch.from_numpy(some.users)
-        return _rank(answering, users, _read(some, answering), mask, k, index)
+        return _rank(fallback if is_empty[rows[0]] else model, some, mask, k, index)
 
     for first in range(0, len(histories), HISTORIES_AT_ONCE):
         rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
@@ -286,8 +283,7 @@ def encode_histories(model: Model, histories: Spans) -> tuple[Tensor, ItemMask]:
     groups = group_histories(_lengths_read(histories, model), len(histories))
     h = []
     for rows in groups:
-        some = histories.take(rows)
-        h.append(model.encode(torch.from_numpy(some.users), _read(some, model)))
+        h.append(_encode(model, histories.take(rows)))
     order = torch.from_numpy(np.argsort(np.concatenate(groups)))
     mask = ItemMask.of_histories(histories, model.n_items, exclude_seen=True)
     return torch.cat(h)[order], mask
@@ -296,13 +292,13 @@ def encode_histories(model: Model, histories: Spans) -> tuple[Tensor, ItemMask]:
 def log_probabilities_of(model: Model, fallback: Model, histories: Sequence[list[int]], items: list[int]) -> Tensor:
     """(n, items): what the softmax over the whole catalogue gives some items; unknown users."""
     chosen = torch.tensor(items, dtype=torch.int64)
-    kept = torch.empty(len(histories), len(items))
-    for rows in _request_groups([Request(each, 1) for each in histories], model, fallback, None):
-        group = [histories[row] for row in rows.tolist()]
-        answering = model if group[0] else fallback
-        h = answering.encode(torch.full((len(rows),), -1), _padded(group, answering))
-        kept[torch.from_numpy(rows)] = log_probabilities(score_blocks(answering.output(), h), chosen)
-    return kept
+    spans, requests = Spans.of_lists(histories), [Request(each, 1) for each in histories]
+    found = torch.empty(len(histories), len(items))
+    for rows in _request_groups(requests, spans, model, fallback, None):
+        answering = model if spans.lengths[rows[0]] else fallback
+        h = _encode(answering, spans.take(rows))
+        found[torch.from_numpy(rows)] = log_probabilities(score_blocks(answering.output(), h), chosen)
+    return found
 
 
 def item_products(model: Model) -> ItemProducts | None:
@@ -323,12 +319,10 @@ def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.in
     return [order[group] for group in group_by_length(lengths[order], FOR_SCORING, most)]
 
 
-def _rank(
-    model: Model, users: Tensor, histories: Tensor, mask: ItemMask, k: int, index: CandidateIndex | None
-) -> Ranking:
-    """Of (B, L) histories that are cut already; by the index if there is one for this model."""
+def _rank(model: Model, histories: Spans, mask: ItemMask, k: int, index: CandidateIndex | None) -> Ranking:
+    """By the index if there is one for this model."""
     k = min(k, model.n_items)
-    h, output = model.encode(users, histories), model.output()
+    h, output = _encode(model, histories), model.output()
     if index is not None and isinstance(output, ItemProducts):
         best = index.top_k(h, output, mask, k)
     else:
@@ -340,7 +334,7 @@ def _rank(
 
 
 def _request_groups(
-    requests: Sequence[Request], model: Model, fallback: Model, index: CandidateIndex | None
+    requests: Sequence[Request], histories: Spans, model: Model, fallback: Model, index: CandidateIndex | None
 ) -> Iterator[NDArray[np.int64]]:
     """Requests of like length together, the empty ones apart.
 
@@ -348,11 +342,11 @@ def _request_groups(
     would make all others wait.
     """
     work = np.zeros((len(requests), 3), dtype=np.int64)
-    work[:, 0] = [not request.history for request in requests]
+    work[:, 0] = histories.lengths == 0
     if index is not None:
         work[:, 1] = [request.k for request in requests]
         work[:, 2] = [(len(each.blocked) // MANY_BLOCKED).bit_length() for each in requests]
-    lengths = np.array([len(part_read(each.history, model)) for each in requests], dtype=np.int64)
+    lengths = _lengths_read(histories, model)
     for alike in np.unique(work, axis=0):
         group = np.flatnonzero((work == alike).all(1))
         most = most_rows(fallback if alike[0] else model)
@@ -370,15 +364,12 @@ def _lengths_read(histories: Spans, model: Model) -> NDArray[np.int64]:
     return histories.lengths if n is None else np.minimum(histories.lengths, n)
 
 
-def _read(histories: Spans, model: Model) -> Tensor:
-    """(B, L) the part of each history that the model reads."""
+def _read(histories: Spans, model: Model) -> tuple[Tensor, Tensor]:
+    """(B,) users, and (B, L) the part of each history that the model reads."""
     read = histories if model.max_history is None else histories.last(model.max_history)
-    return torch.from_numpy(read.padded(np.arange(len(read)), model.n_items))
+    tokens = read.padded(np.arange(len(read)), model.n_items)
+    return torch.from_numpy(histories.users), torch.from_numpy(tokens)
 
 
-def _padded(histories: Sequence[list[int]], model: Model) -> Tensor:
-    """The same for lists."""
-    read = [part_read(history, model) for history in histories]
-    longest = max(map(len, read), default=0)
-    rows = [each + [model.n_items] * (longest - len(each)) for each in read]
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest)
+def _encode(model: Model, histories: Spans) -> Tensor:
+    return model.encode(*_read(histories, model))

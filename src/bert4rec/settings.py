@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from importlib import import_module, resources
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -74,6 +75,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean …?)` where a known name is close to `word`."""
     close = difflib.get_close_matches(word, sorted(known), 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def recipe_names() -> list[str]:
+    folder = resources.files("bert4rec") / "recipes"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def recipe_text(name: str) -> str:
+    if name not in recipe_names():
+        raise ValueError(
+            f"no recipe is named {name!r}{nearest(name, recipe_names())}; there are: {', '.join(recipe_names())}"
+        )
+    return (resources.files("bert4rec") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
 T = TypeVar("T")

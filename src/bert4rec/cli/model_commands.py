@@ -95,14 +95,13 @@ def evaluate(
 
     For example --set evaluation.exclude_seen=false --set evaluation.ks=[10,50]
     """
-    from bert4rec.config import override_config, resolve
+    from bert4rec.config import override_config
     from bert4rec.evaluation.report import metric_table
     from bert4rec.pipeline import evaluate_held_out, save_evaluation, split_of
     from bert4rec.recommender import Recommender
 
     recommender = Recommender.load(model)
-    changed = override_config(recommender.config, overrides or ())
-    settings = resolve(changed, len(recommender.vocabulary))
+    settings = override_config(recommender.config, overrides or ())
     if settings != recommender.config.model_copy(update={"evaluation": settings.evaluation}):
         raise ValueError("--set: only settings of the section `evaluation` can change here")
     sequences = training_data(recommender.about, data)
@@ -144,7 +143,7 @@ def compare(
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe.")] = None) -> None:
     """List the recipes, or show one as TOML, to start your own --config file from."""
-    from bert4rec.config import recipe_names, recipe_text
+    from bert4rec.settings import recipe_names, recipe_text
 
     if name is None:
         for each in recipe_names():

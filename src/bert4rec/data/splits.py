@@ -7,8 +7,10 @@ stay in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,13 @@ class Spans:
     ends: NDArray[np.int64]
     users: NDArray[np.int64]
 
+    @classmethod
+    def of_lists(cls, histories: Sequence[list[int]]) -> Self:
+        """Of histories of unknown users."""
+        ends = np.cumsum([len(history) for history in histories])
+        tokens = np.fromiter(chain.from_iterable(histories), np.int32)
+        return cls(tokens, np.concatenate([[0], ends[:-1]]), ends, np.full(len(histories), -1))
+
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -36,6 +45,14 @@ class Spans:
     @property
     def lengths(self) -> NDArray[np.int64]:
         return self.ends - self.starts
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Where in `tokens` each item of each span is: the spans laid end to end."""
+        lengths = self.lengths
+        shifts = np.repeat(self.starts - (np.cumsum(lengths) - lengths), lengths)
+        places: NDArray[np.int64] = shifts + np.arange(len(shifts))
+        return places
 
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])

@@ -23,7 +23,7 @@ from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
 from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives
-from bert4rec.losses.sampled import SHARED_FROM, AmongTargets, InBatch, Sampled, SampledSettings
+from bert4rec.losses.sampled import SHARED_FROM, AmongTargets, Sampled, SampledSettings
 from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.scoring import UNREACHABLE
@@ -298,12 +298,9 @@ def capacity_for(config: RunConfig, n_items: int, n_sequences: int) -> int:
 
 def _take_negatives(loss: Loss) -> _StepNegatives:
     """Put the negatives of a step in the place of those that the loss would draw."""
-    if isinstance(loss, Sampled | InBatch):
-        loss.negatives = negatives = _StepNegatives(loss.negatives)
-        return negatives
-    assert isinstance(loss, AmongTargets)
-    loss.popularity = popularity = _StepNegatives(loss.popularity)
-    return popularity
+    assert isinstance(loss, Sampled | AmongTargets)
+    loss.negatives = negatives = _StepNegatives(loss.negatives)
+    return negatives
 
 
 def _padded_rows(tensor: Tensor, n_rows: int, value: float) -> Tensor:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert4rec.config import Config, load_config, recipe_names
-from bert4rec.settings import Settings
+from bert4rec.config import Config, load_config
+from bert4rec.settings import Settings, recipe_names
 
 # The order of a table: counted, matrix factorisation, recurrent, convolution, attention.
 TITLES = {

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bert4rec.config import RunConfig, parse_config, parse_run_config, resolve
+from bert4rec.config import Config, RunConfig, resolve
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, Spans, Split
 from bert4rec.durable import MANIFEST
@@ -124,7 +124,7 @@ def run_one(run: LabRun) -> None:
     assert lab is not None
     assert plan is not None
     sequences = _data(lab["data"])
-    config = resolve(parse_config(plan["config"], "plan.json"), sequences.n_items)
+    config = resolve(Config.parse(plan["config"], "plan.json"), sequences.n_items)
     split = without_test(SPLITS[config.data.split](sequences))
     config = _fitted_config(run, config, split, plan["budget_minutes"])
     content: dict[str, Any] = {"status": "done", "settings": settings_of(config)}
@@ -150,7 +150,7 @@ def _fitted_config(run: LabRun, config: RunConfig, split: Split, minutes: float)
         budgeted = fit_budget(split, config, minutes)
         fitted = {"config": budgeted.config.model_dump(mode="json"), "expected_seconds": round(budgeted.seconds, 1)}
         write_json(run.contender / "epochs.json", fitted)
-    config = parse_run_config(fitted["config"], "epochs.json")
+    config = RunConfig.parse(fitted["config"], "epochs.json")
     seeded = config.training.model_copy(update={"seed": run.seed})
     return config.model_copy(update={"training": seeded})
 

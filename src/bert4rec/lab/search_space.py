@@ -14,7 +14,7 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from bert4rec.config import Config, parse_config
+from bert4rec.config import Config
 from bert4rec.lab.contenders import flat_settings, full_name
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
@@ -126,7 +126,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
         for part in path:
             section = section[int(part)] if isinstance(section, list | tuple) else section[part]
         section[key] = value
-    return parse_config(values, "the search space")
+    return Config.parse(values, "the search space")
 
 
 def _with_heads_that_divide(space: Space, start: Config, *, is_own: bool) -> Space:

@@ -21,7 +21,7 @@ import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from bert4rec.config import Config, parse_config
+from bert4rec.config import Config
 from bert4rec.durable import alone_in, write_file
 from bert4rec.lab.contenders import flat_settings
 from bert4rec.lab.search_space import Space, start_values
@@ -147,7 +147,7 @@ def importance(study: Study) -> dict[str, float]:
 
 
 def config_of(trial: FrozenTrial) -> Config:
-    return parse_config(trial.user_attrs["config"], f"trial {trial.number}")
+    return Config.parse(trial.user_attrs["config"], f"trial {trial.number}")
 
 
 def settings_of_trial(trial: FrozenTrial, space: Space) -> dict[str, Any]:

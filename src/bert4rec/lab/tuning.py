@@ -19,7 +19,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
 
-from bert4rec.config import Config, RunConfig, parse_config
+from bert4rec.config import Config, RunConfig
 from bert4rec.data.sequences import Sequences
 from bert4rec.interrupts import Interrupted, StopRequest, stop_requested
 from bert4rec.lab.contenders import flat_settings
@@ -179,7 +179,7 @@ def run_trial(
     cost, fitted = run.cost(), run.fitted()
     assert cost is not None
     assert fitted is not None
-    return parse_config(fitted["config"], "epochs.json"), cost["ndcg@10"]
+    return Config.parse(fitted["config"], "epochs.json"), cost["ndcg@10"]
 
 
 class TrialCurve:

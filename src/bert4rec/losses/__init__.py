@@ -9,7 +9,6 @@ Shapes: M queries, D width, V items.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -25,7 +24,7 @@ SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that dense gradie
 
 
 class LossSettings(Settings):
-    name: str = Field(description="what is minimised; `bert4rec settings loss` lists them")
+    name: str = Field(description="the loss to minimise; docs/reference/settings.md lists them")
 
 
 class AutoLoss(LossSettings):
@@ -71,7 +70,6 @@ LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`
         "auto": "bert4rec.losses:AutoLoss",
         "cross-entropy": "bert4rec.losses.cross_entropy:CrossEntropySettings",
         "sampled-softmax": "bert4rec.losses.sampled:SampledSoftmaxSettings",
-        "in-batch": "bert4rec.losses.sampled:InBatchSettings",
         "bce": "bert4rec.losses.sampled:BCESettings",
         "gbce": "bert4rec.losses.sampled:GBCESettings",
         "bpr": "bert4rec.losses.sampled:BPRSettings",
@@ -82,26 +80,18 @@ LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`
 )
 
 
-def differentiate(h: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The value and its gradient for `h`; those of parameters are added to their `.grad`."""
+def differentiate(h: Tensor, value: Callable[..., Tensor], *others: Tensor) -> tuple[Tensor, Tensor]:
+    """`value(h, *others)` and its gradient for `h`; those of parameters are added to their `.grad`."""
     leaf = h.detach().requires_grad_()
     with torch.enable_grad():
-        loss = value(leaf)
+        loss = value(leaf, *others)
     loss.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return loss.detach(), leaf.grad
 
 
-def sum_over_rows(
-    value: Callable[[Tensor, Tensor], Tensor], n_rows: int, h: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The sum of `value(h, targets)` over `n_rows` at a time, and the gradient of each row."""
-    parts = []
-    for first in range(0, len(h), n_rows):
-        rows = slice(first, first + n_rows)
-        parts.append(differentiate(h[rows], partial(_swap, value, targets[rows])))
+def sum_over_rows(value: Callable[..., Tensor], n_rows: int, h: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of `value(h, *others)` over `n_rows` rows of each at a time, and the gradient of each row."""
+    slices = [slice(first, first + n_rows) for first in range(0, len(h), n_rows)]
+    parts = [differentiate(h[rows], value, *(other[rows] for other in others)) for rows in slices]
     return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([grad for _, grad in parts])
-
-
-def _swap(value: Callable[[Tensor, Tensor], Tensor], targets: Tensor, h: Tensor) -> Tensor:
-    return value(h, targets)

@@ -3,7 +3,6 @@
 - `sampled-softmax`: cross-entropy with the sum over the other items estimated from k of them (logQ
   correction). The estimate of the sum is unbiased; its logarithm, and so the loss, is too low on
   average, by less as k grows.
-- `in-batch`: sampled softmax whose negatives are the other targets of the same microbatch.
 - `bce`: -log σ(target) - Σ log σ(-negative), as in SASRec. Its scores are overconfident and no
   probabilities over items.
 - `gbce`: bce with σ(target)^β, which makes up for the share of items drawn, as in gSASRec.
@@ -115,13 +114,6 @@ class BPRMaxSettings(SampledSettings):
         return formulas.bpr_max(self.penalty)
 
 
-class InBatchSettings(LossSettings):
-    name: str = "in-batch"
-
-    def build(self, train_counts: NDArray[np.int64]) -> InBatch:
-        return InBatch(as_they_occur(train_counts))
-
-
 class Sampled:
     """A loss of the target's score, (M,), and those of its negatives, (M, K)."""
 
@@ -135,48 +127,18 @@ class Sampled:
         self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         is_shared = self.n_negatives >= SHARED_FROM
-        rows = 1 if is_shared else len(h)
-        drawn = self.negatives.draw((rows, self.n_negatives), generator).to(h.device)
+        shared = self.negatives.draw((1 if is_shared else len(h), self.n_negatives), generator).to(h.device)
         per_query = self.n_negatives * (1 if is_shared else h.shape[1])
-        at_once = max(1, AT_ONCE // per_query)
-        losses, gradients = [], []
-        for first in range(0, len(h), at_once):
-            part = slice(first, first + at_once)
-            loss, gradient = self._part(h[part], output, targets[part], drawn if is_shared else drawn[part], scale)
-            losses.append(loss)
-            gradients.append(gradient)
-        return torch.stack(losses).sum(), torch.cat(gradients)
 
-    def _part(self, h: Tensor, output: Output, targets: Tensor, drawn: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        correction = self.negatives.log_expected(drawn, self.n_negatives) if self.log_q else 0.0
-
-        def value(h: Tensor) -> Tensor:
-            scores = output.scores(h, drawn) - correction
+        def value(h: Tensor, targets: Tensor, drawn: Tensor = shared) -> Tensor:
+            scores = output.scores(h, drawn)
+            if self.log_q:
+                scores = scores - self.negatives.log_expected(drawn, self.n_negatives)
             scores = scores.masked_fill(drawn == targets[:, None], -torch.inf)
             return scale * self.formula(output.scores(h, targets[:, None])[:, 0], scores).sum()
 
-        return differentiate(h, value)
-
-
-class InBatch:
-    is_sparse = True
-
-    def __init__(self, negatives: Negatives) -> None:
-        self.negatives = negatives
-
-    def __call__(
-        self, h: Tensor, output: Output, targets: Tensor, *, scale: float, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        negatives = targets
-        correction = self.negatives.log_expected(negatives, max(1, len(negatives) - 1))
-
-        def value(h: Tensor, targets: Tensor) -> Tensor:
-            scores = output.scores(h, negatives[None]) - correction
-            scores = scores.masked_fill(negatives == targets[:, None], -torch.inf)
-            own = output.scores(h, targets[:, None])[:, 0]
-            return scale * formulas.softmax(own, scores).sum()
-
-        return sum_over_rows(value, max(1, AT_ONCE // len(targets)), h, targets)
+        of_rows = (targets,) if is_shared else (targets, shared)
+        return sum_over_rows(value, max(1, AT_ONCE // per_query), h, *of_rows)
 
 
 class AmongTargets:
@@ -184,8 +146,8 @@ class AmongTargets:
 
     is_sparse = True
 
-    def __init__(self, formula: Formula, popularity: Negatives, n_negatives: int, *, log_q: bool) -> None:
-        self.formula, self.popularity = formula, popularity
+    def __init__(self, formula: Formula, negatives: Negatives, n_negatives: int, *, log_q: bool) -> None:
+        self.formula, self.negatives = formula, negatives
         self.n_negatives, self.log_q = n_negatives, log_q
 
     def __call__(
@@ -208,7 +170,7 @@ class AmongTargets:
         self, h: Tensor, output: Output, targets: Tensor, size: int, counted: slice, scale: float
     ) -> tuple[Tensor, Tensor]:
         items = targets.view(-1, size)
-        correction = self.popularity.log_expected(items, max(1, size - 1)) if self.log_q else None
+        correction = self.negatives.log_expected(items, max(1, size - 1)) if self.log_q else None
         is_own = (items[:, None] == items[:, :, None]).flatten(0, 1)  # (M, K + 1)
 
         def value(h: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, Self, TypeGuard
 
+import torch
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
-from bert4rec.models.output import Output
+from bert4rec.models.output import Output, ScoreRows
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.settings import Registry, Settings
 
@@ -40,11 +41,44 @@ class Model(Protocol):
     def restore(cls, tensors: dict[str, Tensor], settings: Any, n_items: int) -> Self: ...
 
 
-class FittedModel(Model, Protocol):
-    """A model that is fitted in one call; there is nothing to do for the training loop."""
+class FittedModel:
+    """A model that is fitted in one call: there is nothing to do for the training loop.
+
+    It computes the scores of all items at once, and its tensors are all that is saved of it.
+    """
+
+    n_items: int
+    settings_class: ClassVar[type[Settings]]
+    objectives: ClassVar[tuple[str, ...]] = ()
+    needs_known_user: ClassVar[bool] = False
+    max_history: int | None = None
+    tensor_names: ClassVar[tuple[str, ...]]  # attributes, which `__init__` takes in this order
 
     @classmethod
-    def fit(cls, train: Spans, n_items: int, settings: Any, seed: int = 0) -> Self: ...
+    def fit(cls, train: Spans, n_items: int, settings: Any, seed: int = 0) -> Self:
+        raise NotImplementedError
+
+    def encode(self, users: Tensor, histories: Tensor) -> Tensor:
+        """(B,), (B, L) → (B, V) scores"""
+        raise NotImplementedError
+
+    def output(self) -> ScoreRows:
+        return ScoreRows(self.n_items)
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.tensor_names}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], settings: Any, n_items: int) -> Self:
+        return cls(*(tensors[name] for name in cls.tensor_names))
+
+
+def sparse_entries(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a sparse matrix by rows (CSR): which of `rows` each of their entries is in, and its place."""
+    n_entries = offsets[rows + 1] - offsets[rows]
+    which = torch.repeat_interleave(n_entries)
+    shifts = offsets[rows] - (n_entries.cumsum(0) - n_entries)
+    return which, shifts[which] + torch.arange(len(which), device=rows.device)
 
 
 MODELS: Registry[type[Model]] = Registry(

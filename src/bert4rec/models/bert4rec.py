@@ -1,16 +1,19 @@
 """BERT4Rec (Sun et al., CIKM 2019): a bidirectional Transformer that fills in masked items.
 
-`forward` is the paper, equation by equation. Training and scoring need the items of a few positions
-only: the *queries* (positions to predict; not the Q of attention). `encode_queries` gives what
-`forward` has before Eᵀ at these positions, and is tested to equal it. `encode_prefixes` does so for a
-`[MASK]` put after many positions at once, each of which sees the items up to there. Both are in
-models/kernels/.
+`forward` computes Eq. 1 to 7 of the paper, with two additions of the authors' code: LayerNorm and
+dropout after the embedding, and LayerNorm in the output head. The default initialization is not the
+paper's: `initialization = "paper"`, `output_bias = "zero"` and `output_gain = 1` are, as in the
+recipe `bert4rec`.
 
-As in the authors' code, and not in the paper, there is a LayerNorm after the embedding and one in
-the output head. models/initialization.py has the weights before training; the training sets the
-output bias (training/setup.py), and `config.resolve` replaces `auto`.
+Training and scoring need the predictions at a few *query positions* only ("query" is not the Q of
+attention). `encode_queries` returns the vectors there that `forward` multiplies by Eᵀ; a test checks
+that both agree. `encode_prefixes` does the same with a `[MASK]` inserted after each given position,
+which sees only itself and the items up to there. Both are in models/kernels/.
 
-Shapes: B batch, L length, D width, V items, M queries of a batch.
+models/initialization.py sets the initial weights, and training/setup.py the initial output bias, from
+item counts. `config.resolve` replaces `auto` by a number before the model is built.
+
+Shapes: B batch, L length, D width, V items, M query positions of a batch.
 """
 
 from __future__ import annotations
@@ -43,17 +46,22 @@ class BERT4RecSettings(SequenceModelSettings):
     )
     initialization: Literal["local", "paper"] = Field(
         "local",
-        description="paper: normal of 0.02, truncated at two deviations; local: attention starts at the preceding item",
+        description="paper: truncated normal with standard deviation 0.02, cut at ±0.04 as in the authors' code; "
+        "local: attention first weights the preceding item most",
     )
     output_bias: Literal["popularity", "zero"] = Field(
-        "popularity", description="what the output bias is before training"
+        "popularity", description="initial output bias: the items' log popularity, or zero"
     )
     head_gain: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="initial weight of the head's LayerNorm: a larger one is a sharper softmax. "
+        description="initial gain of the output head's LayerNorm; a larger one makes the initial softmax sharper. "
         "auto is 4 from 10,000 items on, else 1",
     )
-    ablation: tuple[Ablation, ...] = Field((), description="parts left out of the blocks, as in Table 5")
+    ablation: tuple[Ablation, ...] = Field(
+        (),
+        description="parts of the network that are left out, as in Table 5; layer_norm leaves out those of the "
+        "blocks, not those of the embedding and the output head",
+    )
 
     @model_validator(mode="after")
     def _settings_are_compatible(self) -> Self:
@@ -71,13 +79,13 @@ class BERT4RecSettings(SequenceModelSettings):
 
 class BERT4Rec(SequenceModel):
     settings_class = BERT4RecSettings
-    objectives: ClassVar[tuple[str, ...]] = ("cloze", "last_item", "next_item")
+    objectives: ClassVar[tuple[str, ...]] = ("cloze", "last_item", "next_item")  # the paper's is cloze
     has_mask = True
     is_causal: ClassVar[bool] = False  # whether a position sees only itself and earlier ones
 
     def __init__(self, n_items: int, settings: BERT4RecSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
-        self.max_history = settings.max_len - 1  # leaves room for the [MASK]
+        self.max_history = settings.max_len - 1  # the [MASK] takes one position
         self.mask = n_items + 1  # the token [MASK]; `pad` is n_items
         dim, without = settings.dim, settings.ablation
         self.items = RowEmbedding(n_items + 2, dim)  # E, then a row each for PAD and MASK
@@ -116,7 +124,7 @@ class BERT4Rec(SequenceModel):
         return out
 
     def project(self, h: Tensor) -> Tensor:
-        """LN(GELU(h W + b)): Eq. 7 before Eᵀ; the norm is the authors' code's."""
+        """LN(GELU(h W + b)): Eq. 7 up to the product with Eᵀ; the LayerNorm is of the authors' code."""
         out: Tensor = self.head_norm(F.gelu(self.head(h)))
         return out
 
@@ -125,10 +133,13 @@ class BERT4Rec(SequenceModel):
         return dot_product(self.items, self.output_bias)
 
     def with_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, L) histories → (B, L + 1) with a `[MASK]` after the last item, and its flat position."""
+        """(B, L) histories → (B, L + 1) tokens with a `[MASK]` after the last item of each row.
+
+        And (B,) the places of the `[MASK]`s in the flattened tokens.
+        """
         n_rows, length = histories.shape
         mask = histories.new_full((n_rows, 1), self.mask)
-        if n_rows == 1:  # a single history has no padding: the shortest way for one request
+        if n_rows == 1:  # one history has no padding: a fast path for single requests
             return torch.cat([histories, mask], 1), torch.tensor([length], device=mask.device)
         lengths = (histories != self.pad).sum(1, keepdim=True)
         tokens = F.pad(histories, (0, 1), value=self.pad).scatter_(1, lengths, mask)
@@ -136,6 +147,7 @@ class BERT4Rec(SequenceModel):
         return tokens, rows + lengths[:, 0]
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
+        """As of `SequenceModel`; `users` are not used, since the model has no user embeddings."""
         return masked_positions.encode_queries(self, tokens, positions)
 
     def encode_prefixes(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ the `implicit` library. Shapes: `B` users, `U` user rows, `V` items, `D` factors
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
+from bert4rec.models import FittedModel
 from bert4rec.models.item_knn import require_implicit, user_item_matrix
-from bert4rec.models.output import ScoreRows
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.settings import Positive, Settings
+from bert4rec.settings import Positive
 
 
 class BPRMFSettings(ModelSettings):
@@ -28,7 +28,7 @@ class BPRMFSettings(ModelSettings):
     regularization: Annotated[float, Field(ge=0)] = Field(0.01, description="λ of the paper")
 
 
-class BPRMF:
+class BPRMF(FittedModel):
     """x_ui = <w_u, h_i> + b_i (section 4.3.1); maximises Σ ln σ(x_ui - x_uj) - λ |Θ|² (BPR-Opt).
 
     The bias is the last column of the item factors, and every user has a 1 there. A history is
@@ -38,10 +38,10 @@ class BPRMF:
     popularity instead of uniformly, and a draw that the user did have is skipped.
     """
 
-    settings_class: ClassVar[type[Settings]] = BPRMFSettings
-    objectives: ClassVar[tuple[str, ...]] = ()
-    needs_known_user: ClassVar[bool] = True
-    max_history: int | None = 0
+    settings_class = BPRMFSettings
+    tensor_names = ("user_factors", "item_factors", "is_known")
+    needs_known_user = True
+    max_history = 0
 
     def __init__(self, user_factors: Tensor, item_factors: Tensor, is_known: Tensor) -> None:
         assert user_factors.shape[1] == item_factors.shape[1]
@@ -83,7 +83,6 @@ class BPRMF:
         )
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
-        """(B,), (B, L) → (B, V) scores"""
         rows = users.to(self.user_factors.device)
         is_row = (rows >= 0) & (rows < len(self.user_factors))
         if not bool((is_row & self.is_known[rows.where(is_row, 0)]).all()):
@@ -93,13 +92,3 @@ class BPRMF:
                 "such as bert4rec"
             )
         return (self.user_factors[rows] @ self.item_factors.T).to(histories.device)
-
-    def output(self) -> ScoreRows:
-        return ScoreRows(self.n_items)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"user_factors": self.user_factors, "item_factors": self.item_factors, "is_known": self.is_known}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: BPRMFSettings, n_items: int) -> Self:
-        return cls(tensors["user_factors"], tensors["item_factors"], tensors["is_known"])

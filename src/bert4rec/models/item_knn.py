@@ -9,7 +9,7 @@ Shapes: `B` histories, `L` positions, `V` items, `N` pairs of an item and one of
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bert4rec.data.splits import Spans
-from bert4rec.models.output import ScoreRows
+from bert4rec.models import FittedModel, sparse_entries
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.settings import Positive, Settings
+from bert4rec.settings import Positive
 
 PAIRS_AT_ONCE = 1 << 20  # bounds the memory of a call: long histories have many neighbours
 
@@ -33,7 +33,7 @@ class ItemKNNSettings(ModelSettings):
     )
 
 
-class ItemKNN:
+class ItemKNN(FittedModel):
     """The score of item i is the sum of sim(j, i) over the distinct items j of the history.
 
     sim(j, i) is 0 unless i is one of the `neighbours` items that are most like j; an item is not
@@ -42,10 +42,8 @@ class ItemKNN:
     `columns[offsets[j]:offsets[j + 1]]`. Row `V` is PAD's and is empty.
     """
 
-    settings_class: ClassVar[type[Settings]] = ItemKNNSettings
-    objectives: ClassVar[tuple[str, ...]] = ()
-    needs_known_user: ClassVar[bool] = False
-    max_history: int | None = None
+    settings_class = ItemKNNSettings
+    tensor_names = ("offsets", "columns", "values")
 
     def __init__(self, offsets: Tensor, columns: Tensor, values: Tensor) -> None:
         self.n_items = len(offsets) - 2
@@ -81,16 +79,12 @@ class ItemKNN:
         )
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
-        """(B,), (B, L) → (B, V) scores"""
         distinct = self._distinct(histories.to(self.offsets.device))
         scores = torch.zeros(len(distinct), self.n_items, dtype=torch.float64, device=distinct.device)
         n_rows = max(1, PAIRS_AT_ONCE // max(1, distinct.shape[1] * self._most_neighbours))
         for first in range(0, len(distinct), n_rows):
             self._add_neighbours(scores[first : first + n_rows], distinct[first : first + n_rows])
         return scores.float().to(histories.device)
-
-    def output(self) -> ScoreRows:
-        return ScoreRows(self.n_items)
 
     def _distinct(self, history: Tensor) -> Tensor:
         """(B, L) each item of a history once, in the order of tokens; PAD in all other places.
@@ -104,21 +98,10 @@ class ItemKNN:
     def _add_neighbours(self, scores: Tensor, distinct: Tensor) -> None:
         """Add sim(j, ·) to a row of `scores` for every item j in that row of `distinct`."""
         items = distinct.flatten()
-        n_neighbours = self.offsets[items + 1] - self.offsets[items]
-        source = torch.repeat_interleave(n_neighbours)  # (pairs,) index into `items`
-        # Position of each pair: its item's offset, plus how far into the item's list it is.
-        pair = torch.arange(len(source), device=source.device)
-        pair += (self.offsets[items] - (n_neighbours.cumsum(0) - n_neighbours))[source]
+        source, pair = sparse_entries(self.offsets, items)
         row = source // max(1, distinct.shape[1])
         cell = row * self.n_items + self.columns[pair]
         scores.view(-1).index_add_(0, cell, self.values[pair].double())
-
-    def state(self) -> dict[str, Tensor]:
-        return {"offsets": self.offsets, "columns": self.columns, "values": self.values}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: ItemKNNSettings, n_items: int) -> Self:
-        return cls(tensors["offsets"], tensors["columns"], tensors["values"])
 
 
 def _weighted(user_items: Any, similarity: Literal["cosine", "tfidf", "bm25"]) -> Any:
@@ -157,7 +140,7 @@ def user_item_matrix(train: Spans, n_items: int) -> Any:
     """
     from scipy.sparse import csr_matrix
 
-    items = np.concatenate([train[i] for i in range(len(train))])
+    items = train.tokens[train.places]
     users = np.repeat(train.users, train.lengths)
     shape = (int(train.users.max()) + 1, n_items)
     matrix = csr_matrix((np.ones(len(items), dtype=np.float32), (users, items)), shape=shape)

@@ -5,18 +5,16 @@ Shapes: `B` histories, `L` positions, `V` items, `N` distinct transitions seen i
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from bert4rec.data.splits import Spans
-from bert4rec.models.output import ScoreRows
+from bert4rec.models import FittedModel, sparse_entries
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.settings import Settings
 
 # Weight of the popularity prior, in transitions. Below 1, an item never seen after the last one
 # (at most PRIOR * 1) always scores less than one seen after it just once (at least 1).
@@ -27,7 +25,7 @@ class MarkovSettings(ModelSettings):
     name: str = "markov"
 
 
-class MarkovChain:
+class MarkovChain(FittedModel):
     """log p(j | i), where p(j | i) = (n(i -> j) + PRIOR * popularity(j)) / (n(i) + PRIOR).
 
     Transitions are kept as a sparse matrix by rows (CSR): those out of item `i` are
@@ -35,10 +33,9 @@ class MarkovChain:
     no special case: it gets the popularity itself.
     """
 
-    settings_class: ClassVar[type[Settings]] = MarkovSettings
-    objectives: ClassVar[tuple[str, ...]] = ()
-    needs_known_user: ClassVar[bool] = False
-    max_history: int | None = 1
+    settings_class = MarkovSettings
+    tensor_names = ("offsets", "columns", "counts", "popularity")
+    max_history = 1
 
     def __init__(self, offsets: Tensor, columns: Tensor, counts: Tensor, popularity: Tensor) -> None:
         self.n_items = len(popularity)
@@ -55,8 +52,7 @@ class MarkovChain:
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: MarkovSettings, seed: int = 0) -> Self:
-        at = _positions(train)
-        items = np.asarray(train.tokens[at], dtype=np.int64)
+        items = np.asarray(train.tokens[train.places], dtype=np.int64)
         follows = np.ones(len(items) + 1, dtype=np.bool_)
         follows[np.cumsum(train.lengths)] = False  # the first item of a span follows nothing
         follows = follows[1:-1]
@@ -68,37 +64,14 @@ class MarkovChain:
         return cls(*(torch.from_numpy(x.astype(np.int64)) for x in (offsets, after, counts, popularity)))
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
-        """(B,), (B, L) → (B, V) scores"""
         last = self._last_items(histories.to(self.offsets.device))
         total = self._n_out[last].double() + PRIOR
         scores = PRIOR * self._share / total[:, None]
-        n_seen = self.offsets[last + 1] - self.offsets[last]
-        row = torch.repeat_interleave(torch.arange(len(last), device=last.device), n_seen)
-        # Position of each entry: its row's offset, plus how far into the row it is.
-        entry = torch.arange(len(row), device=last.device)
-        entry += (self.offsets[last] - (n_seen.cumsum(0) - n_seen))[row]
+        row, entry = sparse_entries(self.offsets, last)
         scores[row, self.columns[entry]] += self.counts[entry] / total[row]
         return scores.log().float().to(histories.device)
-
-    def output(self) -> ScoreRows:
-        return ScoreRows(self.n_items)
 
     def _last_items(self, histories: Tensor) -> Tensor:
         """(B,) last item before the padding; PAD where there is none."""
         lengths = (histories < self.n_items).sum(1, keepdim=True)
         return pad(histories, (1, 0), value=self.n_items).gather(1, lengths)[:, 0]
-
-    def state(self) -> dict[str, Tensor]:
-        return {"offsets": self.offsets, "columns": self.columns, "counts": self.counts, "popularity": self.popularity}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: MarkovSettings, n_items: int) -> Self:
-        return cls(tensors["offsets"], tensors["columns"], tensors["counts"], tensors["popularity"])
-
-
-def _positions(spans: Spans) -> NDArray[np.int64]:
-    """Flat index of every token of every span, in order."""
-    lengths = spans.lengths
-    before = np.cumsum(lengths) - lengths
-    shifts: NDArray[np.int64] = np.repeat(spans.starts - before, lengths)
-    return shifts + np.arange(len(shifts))

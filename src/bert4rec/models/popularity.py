@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bert4rec.data.splits import Spans
-from bert4rec.models.output import ScoreRows
+from bert4rec.models import FittedModel
 from bert4rec.models.sequence_model import ModelSettings
-from bert4rec.settings import Settings
 
 
 class PopularitySettings(ModelSettings):
     name: str = "popularity"
 
 
-class Popularity:
+class Popularity(FittedModel):
     """An item's score is the log of how often it occurs in training, whatever the history.
 
     So its softmax is the item's share of all interactions. An item that never occurs counts half.
     """
 
-    settings_class: ClassVar[type[Settings]] = PopularitySettings
-    objectives: ClassVar[tuple[str, ...]] = ()
-    needs_known_user: ClassVar[bool] = False
-    max_history: int | None = 0
+    settings_class = PopularitySettings
+    tensor_names = ("counts",)
+    max_history = 0
 
     def __init__(self, counts: Tensor) -> None:
         self.counts = counts.to(torch.int64)  # (V,)
@@ -35,20 +33,8 @@ class Popularity:
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: PopularitySettings, seed: int = 0) -> Self:
-        tokens = np.concatenate([train[i] for i in range(len(train))])
-        return cls(torch.from_numpy(np.bincount(tokens, minlength=n_items)))
+        return cls(torch.from_numpy(np.bincount(train.tokens[train.places], minlength=n_items)))
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
-        """(B,), (B, L) → (B, V) scores"""
         log_counts = self.counts.to(histories.device, torch.float64).clamp(min=0.5).log()
         return log_counts.float().expand(len(histories), -1)
-
-    def output(self) -> ScoreRows:
-        return ScoreRows(self.n_items)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"counts": self.counts}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor], settings: PopularitySettings, n_items: int) -> Self:
-        return cls(tensors["counts"])

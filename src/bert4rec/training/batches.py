@@ -115,7 +115,9 @@ class StageBatches:
         group: ProcessGroup,
     ) -> None:
         self.objectives, self.seed, self.pad, self.sizes = objectives, seed, pad, sizes
-        counts = {shard: len(objective.sequences(np.random.default_rng(0))) for shard, objective in objectives.items()}
+        counts = {
+            shard: len(objective.draw_sequences(np.random.default_rng(0))) for shard, objective in objectives.items()
+        }
         n_all = int(group.sum(sum(counts.values()))[0])
         self.n_per_step = {
             shard: max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for shard, n in counts.items()
@@ -128,7 +130,7 @@ class StageBatches:
         shards = []
         for shard, objective in self.objectives.items():
             generator = np.random.default_rng([*self.seed, epoch, shard])
-            sequences = objective.sequences(generator)
+            sequences = objective.draw_sequences(generator)
             order = shuffled_batches(len(sequences), self.n_per_step[shard], generator)
             shards.append((shard, objective, sequences, order))
 
@@ -172,7 +174,7 @@ def make_batch(
     size = MicrobatchSize(most, sizes.microbatch.padding)
     sequences = sequences.take(np.argsort(-sequences.lengths, kind="stable"))
     padded = torch.from_numpy(sequences.padded(np.arange(len(sequences)), pad))
-    inputs, targets, is_query = objective.examples(padded, generator)
+    inputs, targets, is_query = objective.make_examples(padded, generator)
     lengths = sequences.lengths - (padded.shape[1] - inputs.shape[1])
     users = torch.from_numpy(sequences.users)
     microbatches = []

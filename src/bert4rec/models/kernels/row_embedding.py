@@ -25,41 +25,30 @@ def embed(weight: Tensor, tokens: Tensor, *, is_sparse: bool) -> Tensor:
     """The rows `tokens` of a parameter; their gradient is added in place where there is one."""
     if not torch.is_grad_enabled():
         return torch.embedding(weight, tokens)
-    has_gradient = weight.is_leaf and weight.grad is not None and not weight.grad.is_sparse
-    if not has_gradient:
-        return F.embedding(tokens, weight, sparse=is_sparse)
-    vectors: Tensor = _AddRowsInPlace.apply(weight, tokens)  # type: ignore[no-untyped-call]
-    return vectors
-
-
-class _AddRowsInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
-        ctx.weight, ctx.tokens = weight, tokens
-        return F.embedding(tokens, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        ctx.weight.grad.index_add_(0, ctx.tokens.flatten(), grad.flatten(0, -2))
-        return None, None
+    return _rows(weight, tokens) if _has_gradient(weight) else F.embedding(tokens, weight, sparse=is_sparse)
 
 
 def lookup(bias: Tensor, items: Tensor) -> Tensor:
     """The same of a vector: one of a million numbers must not cost a gradient of a million."""
-    is_trained = torch.is_grad_enabled() and bias.requires_grad and bias.is_leaf
-    if not is_trained or bias.grad is None:
-        return bias[items]
-    numbers: Tensor = _AddEntriesInPlace.apply(bias, items)  # type: ignore[no-untyped-call]
-    return numbers
+    return _rows(bias, items) if torch.is_grad_enabled() and _has_gradient(bias) else bias[items]
 
 
-class _AddEntriesInPlace(torch.autograd.Function):
+def _has_gradient(weight: Tensor) -> bool:
+    return weight.is_leaf and weight.grad is not None and not weight.grad.is_sparse
+
+
+def _rows(weight: Tensor, rows: Tensor) -> Tensor:
+    found: Tensor = _AddInPlace.apply(weight, rows)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _AddInPlace(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, bias: Tensor, items: Tensor) -> Tensor:
-        ctx.bias, ctx.items = bias, items
-        return bias[items]
+    def forward(ctx: Any, weight: Tensor, rows: Tensor) -> Tensor:
+        ctx.weight, ctx.rows = weight, rows
+        return weight[rows] if weight.ndim == 1 else F.embedding(rows, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
-        ctx.bias.grad.index_add_(0, ctx.items.flatten(), grad.flatten())
+        ctx.weight.grad.index_add_(0, ctx.rows.flatten(), grad.flatten(0, ctx.rows.ndim - 1))
         return None, None
