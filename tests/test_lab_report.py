@@ -239,12 +239,11 @@ def test_holm_by_hand() -> None:
 
 def test_equal_models_are_not_told_apart_and_unequal_ones_are() -> None:
     good = ndcg(some_ranks(5.0, 1), 10)
-    values = np.stack([good, good, 0.2 * good], axis=1)
-    best, same, worse = differences_to(0, values, n_resamples=500)
-    assert best is None
-    assert same is not None
+    differences = differences_to("best", {"best": good, "same": good, "worse": 0.2 * good}, n_resamples=500)
+    assert set(differences) == {"same", "worse"}
+    same, worse = differences["same"], differences["worse"]
     assert (same.value, same.low, same.high, same.p_value, same.holm_p) == (0, 0, 0, 1, 1)
-    assert worse is not None
+    assert worse.high is not None
     assert worse.high < 0
     assert worse.p_value == pytest.approx(2 / 501)
     assert worse.holm_p == pytest.approx(4 / 501)

@@ -57,8 +57,16 @@ def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
     )
     figures = _figures(result, runs)
     order = sorted(runs, key=lambda name: (-figures[name][FULL][RANKED_BY].value, name))
-    differences = _differences(runs, order[0], n_resamples)
-    models = [_model(result, name, runs[name], figures[name], differences[name]) for name in order]
+    differences = {
+        metric: differences_to(
+            order[0], {name: mean_over_seeds(runs[name], metric) for name in sorted(runs)}, n_resamples
+        )
+        for metric in COMPARED
+    }
+    models = []
+    for name in order:
+        to_best = {metric: found[name] for metric, found in differences.items() if name in found}
+        models.append(_model(result, name, runs[name], figures[name], to_best))
     return replace(result, models=tuple(models))
 
 
@@ -93,24 +101,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def differences_to(
-    best: int, values: NDArray[np.float64], *, n_resamples: int = N_RESAMPLES, seed: int = 0
-) -> list[DifferenceToBest | None]:
-    """(users, models) of one metric to each model minus model `best`; None for `best` itself.
+def differences_to(best: str, values: dict[str, NDArray[np.float64]], n_resamples: int) -> dict[str, DifferenceToBest]:
+    """Each other model minus the best one; `values` (users,) of each model are those of one metric.
 
     Holm's correction is for the number of models compared under this metric.
     """
-    others = [model for model in range(values.shape[1]) if model != best]
-    found: list[DifferenceToBest | None] = [None] * values.shape[1]
-    if others:
-        # Differences of users, not of resampled means: equal models then differ by exactly 0.
-        paired = values[:, others] - values[:, [best]]
-        figures, p_values = mean_estimates(paired, n_resamples=n_resamples, seed=seed)
-        for model, figure, p_value, holm_p in zip(others, figures, p_values, holm(p_values), strict=True):
-            assert figure.low is not None
-            assert figure.high is not None
-            found[model] = DifferenceToBest(figure.value, figure.low, figure.high, p_value, holm_p)
-    return found
+    others = [name for name in values if name != best]
+    if not others:
+        return {}
+    # Differences of users, not of resampled means: equal models then differ by exactly 0.
+    paired = np.stack([values[name] - values[best] for name in others], axis=1)
+    found, p_values = mean_estimates(paired, n_resamples=n_resamples)
+    columns = zip(others, found, p_values, holm(p_values), strict=True)
+    return {name: DifferenceToBest(each.value, each.low, each.high, p, holm_p) for name, each, p, holm_p in columns}
 
 
 def quantile_bins(numbers: NDArray[np.int64], n_bins: int = N_BINS) -> tuple[UserBin, ...]:
@@ -140,20 +143,6 @@ def _figures(result: LabResult, runs: dict[str, list[FinishedRun]]) -> dict[str,
     for (name, protocol, metric), figure in zip(columns, found, strict=True):
         figures.setdefault(name, {}).setdefault(protocol, {})[metric] = figure
     return figures
-
-
-def _differences(
-    runs: dict[str, list[FinishedRun]], best: str, n_resamples: int
-) -> dict[str, dict[str, DifferenceToBest]]:
-    names = sorted(runs)
-    differences: dict[str, dict[str, DifferenceToBest]] = {name: {} for name in names}
-    for metric in COMPARED:
-        values = np.stack([mean_over_seeds(runs[name], metric) for name in names], axis=1)
-        found = differences_to(names.index(best), values, n_resamples=n_resamples)
-        for name, difference in zip(names, found, strict=True):
-            if difference is not None:
-                differences[name][metric] = difference
-    return differences
 
 
 def _model(

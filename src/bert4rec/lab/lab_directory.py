@@ -26,7 +26,7 @@ from typing import Any
 from bert4rec import __version__
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import LOCK, write_file
-from bert4rec.lab.contenders import LAB_SECTIONS, Contender, flat_settings, table_order, unusual_settings
+from bert4rec.lab.contenders import DETERMINISTIC, LAB_SECTIONS, Contender, flat_settings, settings_of, table_order
 from bert4rec.lab.lab_result import LabFacts
 
 FORMAT_VERSION = 2
@@ -65,6 +65,11 @@ class LabRun:
         cost = self.cost()
         return cost is not None and cost["status"] == "done"
 
+    def is_deterministic(self) -> bool:
+        """Whether every seed gives the same model, so that one run is enough."""
+        plan = self.plan() or {}
+        return plan.get("config", {}).get("model", {}).get("name", self.name) in DETERMINISTIC
+
     def events(self) -> list[dict[str, Any]]:
         """The whole lines of `log.jsonl`."""
         try:
@@ -88,15 +93,13 @@ class LabTerms:
     reproduction: str | None = None  # which one the lab belongs to, if any
 
 
-@dataclass(frozen=True)
-class LabPlan:
-    directory: Path
-    runs: list[LabRun]  # those of this command, finished or not
-    notes: list[str]  # what the user should know about runs that were kept
+def plan_lab(
+    directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms
+) -> tuple[list[LabRun], list[str]]:
+    """Begin a lab or add to one: the runs of this command, finished or not, and notes on those that are kept.
 
-
-def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms) -> LabPlan:
-    """Begin a lab or add to one; runs on other data or settings are refused, or set aside."""
+    Runs on other data or settings are refused, or set aside.
+    """
     if terms.n_seeds < 1:
         raise ValueError(f"--seeds is {terms.n_seeds}: use one or more")
     known = read_lab(directory)
@@ -114,15 +117,11 @@ def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contend
         if differing:
             _set_aside(directory / "runs")
             known = None
-    outdated, notes = _outdated(directory, contenders, terms)
-    for name in outdated:
-        shutil.rmtree(directory / "runs" / name)
-    for contender in contenders:
-        _write_plan(directory, contender, terms.minutes)
+    notes = _write_plans(directory, contenders, terms)
     before = known["facts"] if known else {"models": [], "seeds": []}
     facts = LabFacts(
         data={},
-        settings=unusual_settings(shared),
+        settings={k: v for k, v in settings_of(contenders[0].config).items() if k.split(".")[0] in LAB_SECTIONS},
         split=shared["data"]["split"],
         models=tuple(table_order([*before["models"], *(each.name for each in contenders)])),
         seeds=tuple(sorted({*before["seeds"], *range(terms.n_seeds)})),
@@ -132,8 +131,8 @@ def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contend
         created=before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
         reproduction=terms.reproduction,
     )
-    content = {"format_version": FORMAT_VERSION, "shared": shared, "facts": asdict(facts)}
-    content["data"] = data_facts(directory, sequences, terms.data_name)
+    data = data_facts(directory, sequences, terms.data_name)
+    content = {"format_version": FORMAT_VERSION, "shared": shared, "facts": asdict(facts), "data": data}
     write_json(directory / LAB_FILE, content)
     # All contenders with the first seed, then with the second: a whole table is there early.
     runs = [
@@ -142,7 +141,7 @@ def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contend
         for contender in contenders
         if seed in contender.seeds(terms.n_seeds)
     ]
-    return LabPlan(directory, runs, notes)
+    return runs, notes
 
 
 def read_lab(directory: Path) -> dict[str, Any] | None:
@@ -166,6 +165,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): begin anew with another --out") from None
     return content
 
 
@@ -186,8 +187,8 @@ def _set_aside(runs: Path) -> None:
         runs.rename(next(p for name in names if not (p := runs.with_name(name)).exists()))
 
 
-def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms) -> tuple[list[str], list[str]]:
-    """Contenders whose folders must be replaced, and notes about those that are kept."""
+def _write_plans(directory: Path, contenders: Sequence[Contender], terms: LabTerms) -> list[str]:
+    """A plan for each contender that has none or an outdated one; notes about those that are kept."""
     outdated, notes, refused = [], [], []
     for contender in contenders:
         name, folder = contender.name, directory / "runs" / contender.name
@@ -197,7 +198,7 @@ def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms)
         differing = differing_settings(plan["config"], contender.config.model_dump(mode="json"))
         results = (*folder.glob("seed-*/manifest.json"), *folder.glob("seed-*/checkpoints/[0-9]*"))
         if terms.overwrite or not results:
-            outdated.append(name)
+            outdated.append(folder)
         elif differing:
             refused.append(f"{name} ({', '.join(differing)})")
         elif (minutes := plan["budget_minutes"]) != terms.minutes:
@@ -207,20 +208,16 @@ def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms)
             f"{directory} holds runs with other settings: {'; '.join(refused)}. Give another "
             "--out, or --overwrite to replace the runs of the models named"
         )
-    return outdated, notes
-
-
-def _write_plan(directory: Path, contender: Contender, minutes: float) -> None:
-    path = directory / "runs" / contender.name / "plan.json"
-    if not path.exists():
-        plan = {
-            "title": contender.title,
-            "source": contender.source,
-            "overrides": list(contender.overrides),
-            "budget_minutes": minutes,
-            "config": contender.config.model_dump(mode="json"),
-        }
-        write_json(path, plan)
+    for folder in outdated:
+        shutil.rmtree(folder)
+    for contender in contenders:
+        path = directory / "runs" / contender.name / "plan.json"
+        if not path.exists():
+            plan = {name: getattr(contender, name) for name in ("title", "source", "overrides")}
+            write_json(
+                path, plan | {"budget_minutes": terms.minutes, "config": contender.config.model_dump(mode="json")}
+            )
+    return notes
 
 
 def data_facts(directory: Path, sequences: Sequences, name: str) -> dict[str, Any]:

@@ -28,12 +28,9 @@ class MeanEstimate:
 
 
 @dataclass(frozen=True)
-class DifferenceToBest:
+class DifferenceToBest(MeanEstimate):
     """A model minus the best one, paired by user; the interval is not corrected, `holm_p` is."""
 
-    value: float
-    low: float
-    high: float
     p_value: float  # two-sided
     holm_p: float
 
@@ -109,8 +106,8 @@ class ModelResult:
     @property
     def budget_minutes(self) -> float | None:
         """The largest budget of any seed; None for a model without epochs, which needs none."""
-        known = [c.budget_minutes for c in self.costs if c.epochs is not None]
-        return max((each for each in known if each is not None), default=None)
+        known = [c.budget_minutes for c in self.costs if c.epochs is not None and c.budget_minutes is not None]
+        return max(known, default=None)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bert4rec.evaluation.result import Evaluation
-from bert4rec.lab.contenders import DETERMINISTIC
-from bert4rec.lab.lab_directory import FORMAT_VERSION, LAB_FILE, LabRun, read_json
+from bert4rec.lab.lab_directory import LAB_FILE, LabRun, read_lab
 from bert4rec.lab.lab_result import FULL, CurveValidation, LabFacts, MissingRun, PlannedModel, RunCost
 
 BY_THE_LAB = ("training.seed", "training.minutes")  # settings that the lab chooses itself
@@ -41,35 +40,36 @@ class LabRuns:
 def read_runs(lab_dir: Path) -> LabRuns:
     """All runs of a lab; those with a result were evaluated on the same held-out items."""
     runs = LabRuns(_read_facts(lab_dir))
-    for name, seed in _expected_runs(lab_dir, runs.facts):
-        run = _read_run(LabRun(lab_dir, name, seed))
-        if isinstance(run, MissingRun):
-            runs.missing.append(run)
+    expected = [LabRun(lab_dir, name, seed) for name in runs.facts.models for seed in runs.facts.seeds]
+    expected = [run for run in expected if run.seed == runs.facts.seeds[0] or not run.is_deterministic()]
+    there = [
+        LabRun(lab_dir, path.parent.name, int(seed[1]))
+        for path in sorted((lab_dir / "runs").glob("[!.]*/seed-*"))
+        if (seed := re.fullmatch(r"seed-(\d+)", path.name))
+    ]
+    for run in dict.fromkeys([*expected, *there]):
+        found = _read_run(run)
+        if isinstance(found, MissingRun):
+            runs.missing.append(found)
         else:
-            runs.finished.setdefault(name, []).append(run)
-    every = [run for found in runs.finished.values() for run in found]
-    for run in every[1:]:
-        _check_comparable(every[0], run)
+            runs.finished.setdefault(run.name, []).append(found)
+    every = [run for of_model in runs.finished.values() for run in of_model]
+    for other in every[1:]:
+        _check_comparable(every[0], other)
     return runs
 
 
 def _read_facts(lab_dir: Path) -> LabFacts:
-    path = lab_dir / LAB_FILE
-    if not path.is_file():
+    known = read_lab(lab_dir)
+    if known is None:
         raise ValueError(f"{lab_dir} is not a lab: {LAB_FILE} is missing; start with bert4rec lab")
     try:
-        content = read_json(path) or {}
-        if content["format_version"] == FORMAT_VERSION:
-            # Reports are published, and the directory of the data is private.
-            data = {key: value for key, value in content["data"].items() if key != "directory"}
-            facts = TypeAdapter(LabFacts).validate_python(content["facts"] | {"data": data})
-            plans = {name: _planned(LabRun(lab_dir, name, 0)) for name in facts.models}
-            return replace(facts, plans=plans)
+        # Reports are published, and the directory of the data is private.
+        data = {key: value for key, value in known["data"].items() if key != "directory"}
+        facts = TypeAdapter(LabFacts).validate_python(known["facts"] | {"data": data})
+        return replace(facts, plans={name: _planned(LabRun(lab_dir, name, 0)) for name in facts.models})
     except BROKEN as error:
-        raise ValueError(f"{path} is damaged ({error!r}): run the lab again") from None
-    raise ValueError(
-        f"{path} has format version {content['format_version']}, this program reads {FORMAT_VERSION}: run the lab again"
-    )
+        raise ValueError(f"{lab_dir / LAB_FILE} is damaged ({error!r}): run the lab again") from None
 
 
 def _planned(run: LabRun) -> PlannedModel:
@@ -78,58 +78,28 @@ def _planned(run: LabRun) -> PlannedModel:
     return PlannedModel(source, tuple(plan.get("overrides", ())), plan.get("budget_minutes"))
 
 
-def _expected_runs(lab_dir: Path, facts: LabFacts) -> list[tuple[str, int]]:
-    """The runs that `lab.json` names, and any other that is there.
-
-    A deterministic model is expected once: further seeds would be copies of the first.
-    """
-    expected: dict[tuple[str, int], None] = {}
-    for name in facts.models:
-        is_deterministic = _is_deterministic(LabRun(lab_dir, name, facts.seeds[0]))
-        seeds = facts.seeds[: 1 if is_deterministic else None]
-        expected |= dict.fromkeys((name, seed) for seed in seeds)
-    found = [
-        (path.parent.name, int(seed[1]))
-        for path in (lab_dir / "runs").glob("[!.]*/seed-*")
-        if (seed := re.fullmatch(r"seed-(\d+)", path.name))
-    ]
-    return list(expected | dict.fromkeys(sorted(found)))
-
-
-def _is_deterministic(run: LabRun) -> bool:
-    """By the run's own settings, or by the contender's name while there are none."""
-    try:
-        config = read_json(run.folder / "config.json") or {}
-        return config["model"]["name"] in DETERMINISTIC
-    except BROKEN:
-        return run.name in DETERMINISTIC
-
-
 def _read_run(run: LabRun) -> FinishedRun | MissingRun:
-    title = run.name
+    title = (run.plan() or {}).get("title", run.name)
     try:
-        title = str((run.plan() or {}).get("title", title))
         content = run.cost()
         if content is None:
             return MissingRun(run.name, title, run.seed, None)
-        if content["status"] != "done":
-            error = str(content.get("error") or "no reason is known")
-            return MissingRun(run.name, title, run.seed, _without_paths(error, run.lab))
-        settings = {k: v for k, v in content["settings"].items() if k not in BY_THE_LAB}
-        return FinishedRun(
-            run.folder,
-            run.seed,
-            title,
-            settings,
-            _is_deterministic(run),
-            TypeAdapter(RunCost).validate_python(content["cost"]),
-            tuple(_validation(event) for event in run.events() if "ndcg@10" in event),
-            _evaluation(run.folder),
-        )
+        if content["status"] == "done":
+            return FinishedRun(
+                run.folder,
+                run.seed,
+                title,
+                {name: value for name, value in content["settings"].items() if name not in BY_THE_LAB},
+                run.is_deterministic(),
+                TypeAdapter(RunCost).validate_python(content["cost"]),
+                tuple(_validation(event) for event in run.events() if "ndcg@10" in event),
+                _evaluation(run.folder),
+            )
+        reason = str(content.get("error") or "no reason is known")
     except BROKEN as error:
         # One run that cannot be read must not hide the others; its row says why it is missing.
-        reason = _without_paths(f"its result cannot be read: {error}", run.lab)
-        return MissingRun(run.name, title, run.seed, reason)
+        reason = f"its result cannot be read: {error}"
+    return MissingRun(run.name, title, run.seed, _without_paths(reason, run.lab))
 
 
 def _without_paths(error: str, lab_dir: Path) -> str:
