@@ -23,9 +23,9 @@ from bert4rec.evaluation.result import Evaluation
 from bert4rec.evaluation.text_tables import TextTable
 from bert4rec.lab.charts import coloured
 from bert4rec.lab.collect import collect, differences_to, holm, means_by_bin, quantile_bins
-from bert4rec.lab.lab_report import render, rows, terminal_table, to_csv, to_html, to_text, write_report
+from bert4rec.lab.lab_report import columns, render, terminal_table, to_csv, to_html, to_text, write_report
 from bert4rec.lab.lab_result import REPORTED, LabFacts, LabResult, RunCost, UserBin
-from bert4rec.lab.report_text import cautions, commands, row_notes
+from bert4rec.lab.report_text import commands, row_notes
 
 N_USERS = 400
 HOSTILE = "<script>alert(1)</script>|$x_{\\frac$ [b]`*"
@@ -321,9 +321,15 @@ def test_reports_hold_nothing_about_single_users_items_or_machines(lab: Path) ->
     assert longest(json.loads((lab / "report.json").read_text(encoding="utf-8"))) <= 50
 
 
+def cautions(result: LabResult) -> list[str]:
+    """The sentences under "Cautions" on the page."""
+    section = to_html(result).split("<h2>Cautions</h2>")[1].split("</ul>")[0]
+    return [" ".join("".join(Page(line).text).split()) for line in section.split("<li>")[1:]]
+
+
 def test_another_budget_is_said_in_the_row_and_in_the_commands(result: LabResult) -> None:
-    for model, row in zip(result.models, rows(result), strict=True):
-        assert ("budget 60 min instead of 20 min" in row[0].detail) == (model.name == "bert4rec")
+    for model, cell in zip(result.models, columns(result)[0].cells, strict=True):
+        assert ("budget 60 min instead of 20 min" in cell.detail) == (model.name == "bert4rec")
     usual, longer, own = commands(result)
     assert longer == ("bert4rec lab toy --models bert4rec --seeds 2 --budget 60m --set data.k_core=5")
     # Markov has no epochs: the budget that it was run with means nothing.
@@ -419,7 +425,7 @@ def test_every_format_shows_the_models_best_first(result: LabResult) -> None:
     assert len(n_cells) == 1  # the hostile "|" opened no cell
     rows_of_latex = latex.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert len(rows_of_latex) == len(result.models)
-    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows_of_latex} == {len(rows(result)[0]) - 1}
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows_of_latex} == {len(columns(result)) - 1}
 
 
 def test_text_tables_escape_what_their_format_would_read() -> None:
@@ -482,7 +488,7 @@ def test_every_chart_explains_itself(lab: Path) -> None:
     parts = source.split("<figure")[1:]
     assert len(parts) == 6
     for part in parts:
-        assert re.search(r"<h3>\S.*</h3>\n<figcaption>[A-Z].*\.</figcaption>", part)
+        assert re.search(r"<h3>\S.*</h3>\n<figcaption>[A-Z][^<]*\.</figcaption>", part)
         assert re.search(r'<img [^>]*alt="[^"]{40,}"', part)
         code = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', part)
         assert code is not None

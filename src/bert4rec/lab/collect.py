@@ -110,7 +110,7 @@ def differences_to(best: str, values: dict[str, NDArray[np.float64]], n_resample
     if not others:
         return {}
     # Differences of users, not of resampled means: equal models then differ by exactly 0.
-    paired = np.stack([values[name] - values[best] for name in others], axis=1)
+    paired = np.stack([values[name] - values[best] for name in others]).T
     found, p_values = mean_estimates(paired, n_resamples=n_resamples)
     columns = zip(others, found, p_values, holm(p_values), strict=True)
     return {name: DifferenceToBest(each.value, each.low, each.high, p, holm_p) for name, each, p, holm_p in columns}

@@ -94,6 +94,11 @@ class ModelResult:
     def score(self) -> MeanEstimate:
         return self.figures[FULL][RANKED_BY]
 
+    @property
+    def is_single_training(self) -> bool:
+        """Whether another seed might give another result, and none was tried."""
+        return len(self.seeds) == 1 and not self.is_deterministic
+
     def seed_range(self, metric: str, protocol: str = FULL) -> tuple[float, float] | None:
         """Lowest and highest mean of a seed; None with one seed."""
         values = [figure.value for figure in self.seed_figures[protocol][metric]]
