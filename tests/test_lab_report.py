@@ -189,14 +189,14 @@ def test_figures_are_users_means_over_seeds(result: LabResult) -> None:
 
 def test_bins_hold_every_user_once_and_are_the_same_for_all(result: LabResult) -> None:
     lengths = 2 + np.arange(N_USERS) % 40
-    for bins in (result.history_bins, result.popularity_bins):
+    for bins in result.bins.values():
         assert len(bins) == 5
         assert sum(each.n_users for each in bins) == N_USERS
-    first, model = result.history_bins[0], result.models[-1]
+    first, model = result.bins["history"][0], result.models[-1]
     assert model.name == "popularity"
     inside = (lengths >= first.low) & (lengths <= first.high)
     assert first.n_users == inside.sum()
-    assert model.by_history_length[0] == pytest.approx(ndcg(some_ranks(80.0, 0), 10)[inside].mean())
+    assert model.by_bin["history"][0] == pytest.approx(ndcg(some_ranks(80.0, 0), 10)[inside].mean())
 
 
 def test_quantile_bins_by_hand() -> None:
@@ -299,8 +299,8 @@ def test_json_round_trip_renders_the_same_report(lab: Path, result: LabResult, t
     render(result, tmp_path / "docs")
     for name in ("report.json", "report.csv", "report.html"):
         assert (tmp_path / "docs" / name).read_bytes() == (lab / name).read_bytes(), name
-    newer = json.loads(result.to_json()) | {"format_version": 2}
-    with pytest.raises(ValueError, match="format version 2"):
+    newer = json.loads(result.to_json()) | {"format_version": 3}
+    with pytest.raises(ValueError, match="format version 3"):
         LabResult.from_json(json.dumps(newer))
     with pytest.raises(ValueError, match="not a lab report"):
         LabResult.from_json("{}")

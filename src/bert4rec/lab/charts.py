@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from bert4rec.evaluation.report import figure as number
 from bert4rec.evaluation.text_tables import one_line
-from bert4rec.lab.lab_result import FULL, RANKED_BY, LabResult, UserBin
+from bert4rec.lab.lab_result import FULL, RANKED_BY, LabResult
 from bert4rec.lab.report_text import is_significantly_worse, short
 
 BASELINE = "popularity"  # always in colour: what every model has to beat
@@ -28,6 +28,7 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b8578f", "#c98a00", "#3a9fd8", "#5
 GREY = "#b3bac3"
 WIDE, HALF = 10.5, 6.4  # inches; two half charts fit side by side on a laptop
 Y_LABEL = "NDCG@10 over all items"
+BIN_LABELS = {"history": "items in the history", "popularity": "occurrences of the held-out item in training"}
 SHORTEST_MINUTES = 0.01  # a logarithmic axis has no 0
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -59,11 +60,7 @@ def all_charts(result: LabResult) -> dict[str, Chart]:
         if any(curve for model in result.models for curve in model.curves):
             charts["curves"] = learning_curves(result)
         charts["hits"] = hit_rates(result)
-        of_history = [model.by_history_length for model in result.models]
-        charts["history"] = by_bin(result, result.history_bins, of_history, "items in the history")
-        of_item = [model.by_popularity for model in result.models]
-        label = "occurrences of the held-out item in training"
-        charts["popularity"] = by_bin(result, result.popularity_bins, of_item, label)
+        charts |= {name: by_bin(result, name) for name in BIN_LABELS}
         return {name: Chart(_data_uri(picture, name), alt) for name, (picture, alt) in charts.items()}
 
 
@@ -134,18 +131,15 @@ def hit_rates(result: LabResult) -> tuple[Figure, str]:
     )
 
 
-def by_bin(
-    result: LabResult, bins: Sequence[UserBin], values: Sequence[Sequence[float]], label: str
-) -> tuple[Figure, str]:
-    """NDCG@10 of each model in each bin."""
+def by_bin(result: LabResult, name: str) -> tuple[Figure, str]:
+    bins, label, best = result.bins[name], BIN_LABELS[name], result.models[0]
     places = range(len(bins))
-    named = zip(result.models, values, strict=True)
-    picture = _lines(result, {model.name: [(places, of_model, None)] for model, of_model in named}, HALF)
+    picture = _lines(result, {model.name: [(places, model.by_bin[name], None)] for model in result.models}, HALF)
     axes = picture.axes[0]
     axes.set_xticks(places, [f"{each}\n{each.n_users:,} users" for each in bins])
     axes.set(xlabel=label, ylabel=Y_LABEL)
-    found = ", ".join(f"{number(value)} for {each}" for each, value in zip(bins, values[0], strict=True))
-    return picture, f"NDCG@10 by {label}. {one_line(result.models[0].title)}: {found}"
+    found = ", ".join(f"{number(value)} for {each}" for each, value in zip(bins, best.by_bin[name], strict=True))
+    return picture, f"NDCG@10 by {label}. {one_line(best.title)}: {found}"
 
 
 def coloured(result: LabResult) -> dict[str, int]:

@@ -7,39 +7,18 @@ All contenders are evaluated on the same held-out items of the same data, so the
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bert4rec.config import Config, load_config, recipe_names
 from bert4rec.settings import Settings
 
-# The order of a table: counted, matrix factorisation, recurrent, convolution, attention.
-TITLES = {
-    "popularity": "POP",
-    "item-knn": "Item-kNN",
-    "bpr-mf": "BPR-MF",
-    "markov": "Markov chain",
-    "fpmc": "FPMC",
-    "neumf": "NCF (NeuMF)",
-    "cdae": "CDAE",
-    "gru4rec": "GRU4Rec",
-    "gru4rec+": "GRU4Rec+",
-    "gru4rec-ce": "GRU4Rec (cross-entropy)",
-    "caser": "Caser",
-    "narm": "NARM",
-    "stamp": "STAMP",
-    "sasrec": "SASRec",
-    "sasrec+": "SASRec+",
-    "sasrec+3000": "SASRec+ (3,000 negatives)",
-    "gsasrec": "gSASRec",
-    "bert4rec-1-mask": "BERT4Rec, one mask",
-    "bert4rec": "BERT4Rec",
-    "bert4rec-2-stage": "BERT4Rec + last-item stage",
-    "bert4rec-causal": "BERT4Rec-causal",
-}
+TITLES: dict[str, str] = tomllib.loads((resources.files("bert4rec.lab") / "contenders.toml").read_text("utf-8"))
 DETERMINISTIC = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
 LAB_SECTIONS = ("data", "evaluation")
 CHOOSERS = (".name", ".objective")  # settings that decide which other settings there are

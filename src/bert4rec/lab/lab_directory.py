@@ -242,7 +242,7 @@ def machine() -> dict[str, Any]:
     if info.is_file():
         named = re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE)
         cpu = named[1].strip() if named else cpu
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+    if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cpu": cpu, "cores": cores, "memory_gb": memory}

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -157,12 +157,16 @@ def to_html(result: LabResult) -> str:
         raise ValueError(f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'") from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     source = (resources.files("bert4rec.lab") / "templates" / "report.html").read_text("utf-8")
+    best_of_bins = {
+        name: [max(values) or 1.0 for values in zip(*(model.by_bin[name] for model in result.models), strict=True)]
+        for name in result.bins
+    }
     page = environment.from_string(source).render(
         result=result,
         title=one_line(f"Lab: {result.facts.data.get('name')}"),
         columns=columns(result),
         charts=all_charts(result),
-        heat_maps=_heat_maps(result),
+        best_of_bins=best_of_bins,
         shortest_minutes=SHORTEST_MINUTES,
         reported=REPORTED,
         compared=COMPARED,
@@ -175,16 +179,3 @@ def to_html(result: LabResult) -> str:
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode("utf-8")).digest()).decode("ascii")
     return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1)
-
-
-def _heat_maps(result: LabResult) -> dict[str, dict[str, Any]]:
-    """Chart name -> bins and, for each model, (value, share of the best value of the bin)."""
-    maps: dict[str, dict[str, Any]] = {}
-    for name, bins, values in (
-        ("history", result.history_bins, [m.by_history_length for m in result.models]),
-        ("popularity", result.popularity_bins, [m.by_popularity for m in result.models]),
-    ):
-        best = [max(column) or 1.0 for column in zip(*values, strict=True)]
-        shares = [[(v, v / top) for v, top in zip(row, best, strict=True)] for row in values]
-        maps[name] = {"bins": bins, "rows": list(zip(result.models, shares, strict=True))}
-    return maps

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FULL = "full"
 RANKED_BY = "NDCG@10"  # under full ranking: what "best" means throughout a report
 COMPARED = ("NDCG@10", "HR@10")
@@ -86,8 +86,7 @@ class ModelResult:
     costs: tuple[RunCost, ...]  # by seed
     curves: tuple[tuple[CurveValidation, ...], ...]  # by seed; empty for counted models
     hit_rates: tuple[float, ...]  # HR@1, HR@2, … under full ranking
-    by_history_length: tuple[float, ...]  # NDCG@10 in each of `LabResult.history_bins`
-    by_popularity: tuple[float, ...]  # NDCG@10 in each of `LabResult.popularity_bins`
+    by_bin: dict[str, tuple[float, ...]]  # NDCG@10 in each of `LabResult.bins`
     differences: dict[str, DifferenceToBest]  # by metric; empty for the best model itself
 
     @property
@@ -160,8 +159,7 @@ class LabResult:
     n_users: int
     n_negatives: int | None
     n_resamples: int
-    history_bins: tuple[UserBin, ...]
-    popularity_bins: tuple[UserBin, ...]
+    bins: dict[str, tuple[UserBin, ...]]  # by "history" length and by "popularity" of the target
     models: tuple[ModelResult, ...]
     missing: tuple[MissingRun, ...]
     format_version: int = FORMAT_VERSION
