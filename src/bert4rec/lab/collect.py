@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from bert4rec.evaluation.compare import bootstrap
 from bert4rec.evaluation.metrics import per_user
 from bert4rec.evaluation.result import Evaluation
-from bert4rec.lab.lab_directory import LAB_FILE, LabRun, read_lab
+from bert4rec.lab.lab_directory import LAB_FILE, LabRun, read_lab, runs_of
 from bert4rec.lab.lab_result import (
     COMPARED,
     FULL,
@@ -84,18 +84,15 @@ def collect(lab_dir: Path, *, n_resamples: int = N_RESAMPLES) -> LabResult:
         models=(),
         missing=missing,
     )
-    figures = _figures(result, runs)
-    order = sorted(runs, key=lambda name: (-figures[name][FULL][RANKED_BY].value, name))
-    differences = {
-        metric: differences_to(
-            order[0], {name: mean_over_seeds(runs[name], metric) for name in sorted(runs)}, n_resamples
-        )
-        for metric in COMPARED
-    }
-    models = []
-    for name in order:
-        to_best = {metric: found[name] for metric, found in differences.items() if name in found}
-        models.append(_model(result, name, runs[name], figures[name], to_best))
+    columns = [(name, protocol, metric) for name in runs for protocol in result.protocols for metric in REPORTED]
+    values = np.stack([mean_over_seeds(runs[name], metric, protocol) for name, protocol, metric in columns], axis=1)
+    figures = dict(zip(columns, mean_estimates(values, n_resamples=n_resamples)[0], strict=True))
+    order = sorted(runs, key=lambda name: (-figures[name, FULL, RANKED_BY].value, name))
+    differences = {}
+    for metric in COMPARED:
+        of_users = {name: mean_over_seeds(runs[name], metric) for name in sorted(runs)}
+        differences[metric] = differences_to(order[0], of_users, n_resamples)
+    models = (_model(result, name, runs[name], figures, differences) for name in order)
     return replace(result, models=tuple(models))
 
 
@@ -143,8 +140,6 @@ def differences_to(best: str, values: dict[str, NDArray[np.float64]], n_resample
 
 def quantile_bins(numbers: NDArray[np.int64], n_bins: int = N_BINS) -> tuple[UserBin, ...]:
     """Bins of about equally many users; fewer bins where many users share a number."""
-    if len(numbers) == 0:
-        return ()
     inner = np.quantile(numbers, np.arange(1, n_bins) / n_bins, method="inverted_cdf")
     upper = sorted({int(edge) for edge in inner} | {int(numbers.max())})
     bins, low = [], int(numbers.min())
@@ -164,23 +159,12 @@ def means_by_bin(values: NDArray[np.float64], numbers: NDArray[np.int64], bins: 
     return tuple(float(values[(numbers >= each.low) & (numbers <= each.high)].mean()) for each in bins)
 
 
-def _figures(result: LabResult, runs: dict[str, list[FinishedRun]]) -> dict[str, dict[str, dict[str, MeanEstimate]]]:
-    """model -> protocol -> metric, all from one set of resampled users."""
-    columns = [(name, p, metric) for name in runs for p in result.protocols for metric in REPORTED]
-    values = np.stack([mean_over_seeds(runs[n], metric, p) for n, p, metric in columns], axis=1)
-    found, _ = mean_estimates(values, n_resamples=result.n_resamples)
-    figures: dict[str, dict[str, dict[str, MeanEstimate]]] = {}
-    for (name, protocol, metric), figure in zip(columns, found, strict=True):
-        figures.setdefault(name, {}).setdefault(protocol, {})[metric] = figure
-    return figures
-
-
 def _model(
     result: LabResult,
     name: str,
     runs: list[FinishedRun],
-    figures: dict[str, dict[str, MeanEstimate]],
-    differences: dict[str, DifferenceToBest],
+    figures: dict[tuple[str, str, str], MeanEstimate],  # by model, protocol and metric
+    differences: dict[str, dict[str, DifferenceToBest]],  # by metric and model
 ) -> ModelResult:
     binned, quality = _binned_numbers(runs[0].evaluation), mean_over_seeds(runs, RANKED_BY)
     ranks = np.stack([run.evaluation.ranks[FULL] for run in runs])
@@ -192,16 +176,16 @@ def _model(
         settings=runs[0].settings,
         seeds=tuple(run.seed for run in runs),
         is_deterministic=runs[0].is_deterministic,
-        figures=figures,
+        figures={p: {metric: figures[name, p, metric] for metric in REPORTED} for p in result.protocols},
         seed_figures={
-            protocol: {metric: tuple(_of_seed(run, metric, protocol) for run in runs) for metric in REPORTED}
-            for protocol in result.protocols
+            p: {metric: tuple(_of_seed(run, metric, p) for run in runs) for metric in REPORTED}
+            for p in result.protocols
         },
         costs=tuple(run.cost for run in runs),
         curves=tuple(run.curve for run in runs),
         hit_rates=tuple(hit_rates.tolist()),
-        by_bin={name: means_by_bin(quality, numbers, result.bins[name]) for name, numbers in binned.items()},
-        differences=differences,
+        by_bin={by: means_by_bin(quality, numbers, result.bins[by]) for by, numbers in binned.items()},
+        differences={metric: found[name] for metric, found in differences.items() if name in found},
     )
 
 
@@ -215,14 +199,12 @@ def _of_seed(run: FinishedRun, metric: str, protocol: str) -> MeanEstimate:
 def read_runs(lab_dir: Path) -> LabRuns:
     """All runs of a lab; those with a result were evaluated on the same held-out items."""
     runs = LabRuns(_read_facts(lab_dir))
-    expected = [LabRun(lab_dir, name, seed) for name in runs.facts.models for seed in runs.facts.seeds]
-    expected = [run for run in expected if run.seed == runs.facts.seeds[0] or not run.is_deterministic()]
     there = [
         LabRun(lab_dir, path.parent.name, int(seed[1]))
         for path in sorted((lab_dir / "runs").glob("[!.]*/seed-*"))
         if (seed := re.fullmatch(r"seed-(\d+)", path.name))
     ]
-    for run in dict.fromkeys([*expected, *there]):
+    for run in dict.fromkeys([*runs_of(lab_dir, runs.facts.models, runs.facts.seeds), *there]):
         found = _read_run(run)
         if isinstance(found, MissingRun):
             runs.missing.append(found)
@@ -287,8 +269,9 @@ def _without_paths(error: str, lab_dir: Path) -> str:
 
 def _validation(event: dict[str, Any]) -> CurveValidation:
     minutes = round(event["seconds"] / 60, 4)
-    loss, ndcg, hit_rate = event.get("loss"), event["ndcg@10"], event.get("hr@10")
-    return CurveValidation(str(event["stage"]), event["epoch"], minutes, loss, ndcg, hit_rate)
+    return CurveValidation(
+        event["stage"], event["epoch"], minutes, event.get("loss"), event["ndcg@10"], event.get("hr@10")
+    )
 
 
 def _evaluation(path: Path) -> Evaluation:
@@ -311,8 +294,8 @@ def _evaluation(path: Path) -> Evaluation:
 def _check_comparable(run: FinishedRun, other: FinishedRun) -> None:
     """Metrics on different held-out items do not say which model is better."""
     a, b = run.evaluation, other.evaluation
-    for what, one, two in (("users", a.users, b.users), ("targets", a.targets, b.targets)):
-        if not np.array_equal(one, two):
+    for what in ("users", "targets"):
+        if not np.array_equal(getattr(a, what), getattr(b, what)):
             raise ValueError(
                 f"{run.path} and {other.path} were evaluated on different {what}: they used "
                 "different data or splits and cannot share a table; run the lab again in a new "

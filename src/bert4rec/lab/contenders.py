@@ -56,9 +56,6 @@ class Contender:
     def config_with(self, overrides: Iterable[str]) -> Config:
         return load_config(self.recipe, self.file, [*self.settings, *overrides])
 
-    def seeds(self, n: int) -> list[int]:
-        return [0] if self.config.model.name in DETERMINISTIC else list(range(n))
-
 
 def choose_contenders(names: Sequence[str], overrides: Iterable[str] = ()) -> list[Contender]:
     """The contenders named (`all`, recipes, TOML files), each with `overrides` on top."""

@@ -72,10 +72,8 @@ class LabRun:
 
     def events(self) -> list[dict[str, Any]]:
         """The whole lines of `log.jsonl`."""
-        try:
-            lines = (self.folder / "log.jsonl").read_text(encoding="utf-8").splitlines(True)
-        except FileNotFoundError:
-            return []
+        log = self.folder / "log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines(True) if log.exists() else ()
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def __str__(self) -> str:
@@ -134,22 +132,20 @@ def plan_lab(
     data = data_facts(directory, sequences, terms.data_name)
     content = {"format_version": FORMAT_VERSION, "shared": shared, "facts": asdict(facts), "data": data}
     write_json(directory / LAB_FILE, content)
-    # All contenders with the first seed, then with the second: a whole table is there early.
-    runs = [
-        LabRun(directory, contender.name, seed)
-        for seed in range(terms.n_seeds)
-        for contender in contenders
-        if seed in contender.seeds(terms.n_seeds)
-    ]
-    return runs, notes
+    return runs_of(directory, [each.name for each in contenders], range(terms.n_seeds)), notes
+
+
+def runs_of(lab: Path, names: Sequence[str], seeds: Sequence[int]) -> list[LabRun]:
+    """All models with the first seed, then with the second: a whole table is there early."""
+    runs = [LabRun(lab, name, seed) for seed in seeds for name in names]
+    return [run for run in runs if run.seed == seeds[0] or not run.is_deterministic()]
 
 
 def read_lab(directory: Path) -> dict[str, Any] | None:
     """`lab.json`, None for an empty directory; a ValueError for a directory of something else."""
     known = read_json(directory / LAB_FILE)
     if known is None:
-        there = {path.name for path in directory.iterdir()} if directory.exists() else set()
-        there = {name for name in there if not name.startswith(f".{LAB_FILE}.")}
+        there = {path.name for path in directory.glob("*") if not path.name.startswith(f".{LAB_FILE}.")}
         if there - {LOCK, "data", "runs"}:  # all that an interrupted start may leave
             raise ValueError(f"{directory} is not empty and not a lab: give another --out")
     elif known["format_version"] != FORMAT_VERSION:
@@ -213,10 +209,9 @@ def _write_plans(directory: Path, contenders: Sequence[Contender], terms: LabTer
     for contender in contenders:
         path = directory / "runs" / contender.name / "plan.json"
         if not path.exists():
-            plan = {name: getattr(contender, name) for name in ("title", "source", "overrides")}
-            write_json(
-                path, plan | {"budget_minutes": terms.minutes, "config": contender.config.model_dump(mode="json")}
-            )
+            about = {name: getattr(contender, name) for name in ("title", "source", "overrides")}
+            config = contender.config.model_dump(mode="json")
+            write_json(path, {**about, "budget_minutes": terms.minutes, "config": config})
     return notes
 
 

@@ -29,7 +29,7 @@ from bert4rec.lab.report_text import holm_p, interval, row_notes, signed, span
 WIDE = 130  # characters of a terminal for all columns
 COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("training", "mean over seeds, validation included", "training_seconds", report_text.duration),
-    ("epochs", "mean over seeds", "epochs", report_text.epochs),
+    ("epochs", "mean over seeds", "epochs", lambda number: f"{number:.1f}".removesuffix(".0")),
     ("parameters", "number of learned parameters", "n_parameters", report_text.count),
     ("memory", "peak of the training process", "peak_memory_mb", report_text.memory),
     ("users/s", "users ranked per second, ten items each", "scoring_users_per_second", report_text.count),

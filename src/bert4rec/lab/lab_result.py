@@ -142,7 +142,7 @@ class LabFacts:
     split: str
     models: tuple[str, ...]
     seeds: tuple[int, ...]
-    budget_minutes: float | None
+    budget_minutes: float  # of the models that were added last
     machine: dict[str, Any]
     versions: dict[str, str]
     created: str

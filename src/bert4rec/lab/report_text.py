@@ -6,7 +6,7 @@ import shlex
 
 from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.text_tables import one_line
-from bert4rec.lab.lab_result import RANKED_BY, DifferenceToBest, LabResult, MeanEstimate, ModelResult, PlannedModel
+from bert4rec.lab.lab_result import RANKED_BY, DifferenceToBest, LabResult, MeanEstimate, ModelResult
 
 SIGNIFICANT = 0.05
 STOPPED_BY_CLOCK = "stopped by the time limit before its learning rate had decayed"
@@ -31,10 +31,8 @@ def protocol_title(result: LabResult, protocol: str) -> str:
     return PROTOCOL_TITLES.get(protocol, protocol).format(n=n)
 
 
-def interval(estimate: MeanEstimate | DifferenceToBest) -> str:
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return span(estimate.low, estimate.high)
+def interval(estimate: MeanEstimate) -> str:
+    return "" if estimate.low is None or estimate.high is None else span(estimate.low, estimate.high)
 
 
 def span(low: float, high: float) -> str:
@@ -53,8 +51,7 @@ def p_value(value: float) -> str:
 def holm_p(result: LabResult, difference: DifferenceToBest) -> str:
     """A p-value that no resample contradicted is only known to be at most this."""
     is_bound = difference.p_value < 2.5 / (1 + result.n_resamples)
-    text = p_value(difference.holm_p)
-    return text.replace("=", "≤") if is_bound else text
+    return p_value(difference.holm_p).replace("=", "≤" if is_bound else "=")
 
 
 def duration(seconds: float) -> str:
@@ -72,16 +69,8 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def epochs(number: float) -> str:
-    return f"{number:.1f}".removesuffix(".0")
-
-
 def memory(megabytes: float) -> str:
     return f"{megabytes:,.0f} MB" if megabytes < 1000 else f"{megabytes / 1000:.2f} GB"
-
-
-def minutes(number: float | None) -> str:
-    return "no limit" if number is None else f"{number:g} min"
 
 
 def row_notes(result: LabResult, model: ModelResult) -> list[str]:
@@ -89,7 +78,7 @@ def row_notes(result: LabResult, model: ModelResult) -> list[str]:
     notes = []
     budget, usual = model.budget_minutes, result.facts.budget_minutes
     if budget is not None and budget != usual:
-        notes.append(f"budget {minutes(budget)} instead of {minutes(usual)}")
+        notes.append(f"budget {budget:g} min instead of {usual:g} min")
     if any(cost.stopped_by_clock for cost in model.costs):
         notes.append(STOPPED_BY_CLOCK)
     n_seeds, n_usual = len(model.seeds), len(result.facts.seeds)
@@ -102,22 +91,19 @@ def commands(result: LabResult) -> list[str]:
     """What to type to run it again: one command per budget and choice of settings."""
     facts = result.facts
     budgets = {model.name: model.budget_minutes for model in result.models}
-    groups: dict[tuple[float | None, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[float, tuple[str, ...]], list[str]] = {}
     for name in facts.models:
-        plan = facts.plans.get(name, PlannedModel(name, (), None))
+        plan = facts.plans[name]
         # A budget does not apply to models without epochs, so that of the others will do.
         budget = budgets.get(name, plan.budget_minutes)
-        budget = facts.budget_minutes if budget is None else budget
         source = plan.source if facts.reproduction is None else name
-        groups.setdefault((budget, plan.overrides), []).append(source)
-    data = str(facts.data.get("name", "DATA"))
-    verb = ["lab", data] if facts.reproduction is None else ["reproduce", facts.reproduction]
+        groups.setdefault((facts.budget_minutes if budget is None else budget, plan.overrides), []).append(source)
+    data = str(facts.data["name"])
+    verb = ["lab", data] if facts.reproduction is None else ["reproduce", facts.reproduction, "--data", data]
     lines = []
-    for (budget, overrides), models in groups.items():
-        parts = ["bert4rec", *verb, *([] if verb[0] == "lab" else ["--data", data])]
-        parts += ["--models", ",".join(models), "--seeds", str(len(facts.seeds))]
-        parts += [] if budget is None else ["--budget", f"{budget:g}m"]
-        parts += [part for override in overrides for part in ("--set", override)]
+    for (minutes, overrides), models in groups.items():
+        parts = ["bert4rec", *verb, "--models", ",".join(models), "--seeds", str(len(facts.seeds))]
+        parts += ["--budget", f"{minutes:g}m", *(part for override in overrides for part in ("--set", override))]
         lines.append(" ".join(shlex.quote(one_line(part)) for part in parts))
     if own := [name for group in groups.values() for name in group if name.endswith(".toml")]:
         lines.append(f"# with your own TOML files: {one_line(', '.join(own))}")

@@ -85,7 +85,8 @@ def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Cal
     if is_stopped():
         raise Interrupted
     error = _reason(process.returncode, output, begins_at)
-    # From outside, with what the child of a large process seems to use before it begins: better than nothing.
+    # Measured from outside, with what the child of a large process seems to use before it begins:
+    # a run that succeeded measures itself from inside, and for one that was killed there is only this.
     cost = {"peak_memory_mb": in_megabytes(usage.ru_maxrss)}
     write_json(run.folder / "cost.json", {"status": "failed", "error": error, "cost": cost})
     return error
@@ -108,7 +109,9 @@ def run_one(run: LabRun) -> None:
     lab, plan = read_json(run.lab / LAB_FILE) or read_json(run.lab / STUDY_FILE), run.plan()
     assert lab is not None
     assert plan is not None
-    sequences = _data(lab["data"])
+    sequences = Sequences.load(lab["data"]["directory"])
+    if sequences.fingerprint != lab["data"]["fingerprint"]:
+        raise ValueError(f"the data in {lab['data']['directory']} changed since the first run")
     config = resolve(parse_config(plan["config"], "plan.json"), sequences.n_items)
     split = without_test(SPLITS[config.data.split](sequences))
     config = _fitted_config(run, config, split, plan["budget_minutes"])
@@ -119,13 +122,6 @@ def run_one(run: LabRun) -> None:
     else:
         content["cost"] = asdict(_run(run, sequences, config, plan["budget_minutes"]))
     write_json(run.folder / "cost.json", content)
-
-
-def _data(facts: dict[str, Any]) -> Sequences:
-    sequences = Sequences.load(facts["directory"])
-    if sequences.fingerprint != facts["fingerprint"]:
-        raise ValueError(f"the data in {facts['directory']} changed since the first run")
-    return sequences
 
 
 def _fitted_config(run: LabRun, config: RunConfig, split: Split, minutes: float) -> RunConfig:
