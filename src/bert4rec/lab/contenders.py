@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bert4rec.config import Config, load_config, recipe_names
-from bert4rec.settings import Settings
 
 TITLES: dict[str, str] = tomllib.loads((resources.files("bert4rec.lab") / "contenders.toml").read_text("utf-8"))
 DETERMINISTIC = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
@@ -44,14 +43,13 @@ class Contender:
     @cached_property
     def applied_overrides(self) -> list[str]:
         """The overrides whose setting this contender has, once its model and loss are chosen."""
-
-        def kept(given: Sequence[str], chosen: Sequence[str]) -> list[str]:
-            known = flat_settings(self.config_with(chosen).model_dump(mode="json"))
+        applied: list[str] = []
+        choosing = [each for each in self.overrides if _key(each).endswith(CHOOSERS)]
+        for overrides in (choosing, self.overrides):
+            known = flat_settings(self.config_with(applied).model_dump(mode="json"))
             keys = {*known, *(name.rpartition(".")[2] for name in known)}
-            return [each for each in given if each.partition("=")[0].strip() in keys]
-
-        choosing = [each for each in self.overrides if each.partition("=")[0].strip().endswith(CHOOSERS)]
-        return kept(self.overrides, kept(choosing, ()))
+            applied = [each for each in overrides if _key(each) in keys]
+        return applied
 
     def config_with(self, overrides: Iterable[str]) -> Config:
         return load_config(self.recipe, self.file, [*self.settings, *overrides])
@@ -98,7 +96,7 @@ def refuse_overrides(overrides: Iterable[str], instead: dict[str, str]) -> None:
     """Settings of a training that the command chooses itself: `instead` says how to give them."""
     instead = instead | {"minutes": "choose the time of a training with --budget"}
     for override in overrides:
-        key = override.partition("=")[0].strip().removeprefix("training.")
+        key = _key(override).removeprefix("training.")
         if key in instead:
             raise ValueError(f"--set training.{key}: {instead[key]}")
 
@@ -131,7 +129,7 @@ def table_order(names: Iterable[str]) -> list[str]:
 
 def full_name(override: str, known: Iterable[str]) -> str:
     """`training.seed` of `training.seed=1`, and of `seed=1` where only one known setting fits."""
-    key = override.partition("=")[0].strip()
+    key = _key(override)
     names = [name for name in known if name.rpartition(".")[2] == key]
     return names[0] if len(names) == 1 else key
 
@@ -148,20 +146,20 @@ def flat_settings(values: Any, name: str = "") -> dict[str, Any]:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """`section.key` → value of all that differs from the defaults of the model, loss and stages."""
-    usual: dict[str, Any] = {
-        name: _defaults(getattr(config, name)) for name in type(config).model_fields if name != "stages"
-    }
-    usual = flat_settings(usual | {"stages": [_defaults(stage) for stage in config.stages]})
+    sections = {name: getattr(config, name) for name in type(config).model_fields}
+    stages = [stage.model_dump(exclude_defaults=True) for stage in sections.pop("stages")]
+    unusual = {name: settings.model_dump(exclude_defaults=True) for name, settings in sections.items()}
+    names = flat_settings(unusual | {"stages": stages})
     return {
         name: value
         for name, value in flat_settings(config.model_dump(mode="json")).items()
-        if usual.get(name, ...) != value or name.endswith(CHOOSERS)
+        if name in names or name.endswith(CHOOSERS)
     }
 
 
-def _defaults(settings: Settings) -> dict[str, Any]:
-    fields = type(settings).model_fields
-    return type(settings).model_construct().model_dump(mode="json", include=set(fields))
+def _key(override: str) -> str:
+    """`model.dim` of `model.dim=64`."""
+    return override.partition("=")[0].strip()
 
 
 def _contender(source: str) -> Contender:

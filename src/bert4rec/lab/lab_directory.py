@@ -162,7 +162,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): begin anew with another --out") from None
+        raise ValueError(f"{path} is damaged ({error}): delete it and give the command again") from None
     return content
 
 

@@ -11,7 +11,6 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +115,7 @@ def terminal_table(result: LabResult, width: int | None = None) -> Table:
         notes.append(f"Not in the table: {n_failed} failed and {n_unfinished} unfinished runs.")
     if left_out:
         notes.append(f"Left out for lack of width: {', '.join(left_out)} (all in report.html).")
-    title = f"{result.facts.data.get('name')}, {result.facts.split}"
+    title = f"{result.facts.data['name']}, {result.facts.split}"
     return text_table(result, left_out).to_terminal(title, notes)
 
 
@@ -150,20 +149,22 @@ def to_csv(result: LabResult) -> str:
 def to_html(result: LabResult) -> str:
     """One page that needs nothing else: no server, no network, no file beside it."""
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
         from bert4rec.lab.charts import SHORTEST_MINUTES, all_charts
     except ImportError as error:
         raise ValueError(f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'") from None
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    source = (resources.files("bert4rec.lab") / "templates" / "report.html").read_text("utf-8")
+    loader = PackageLoader("bert4rec.lab")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     best_of_bins = {
         name: [max(values) or 1.0 for values in zip(*(model.by_bin[name] for model in result.models), strict=True)]
         for name in result.bins
     }
-    page = environment.from_string(source).render(
+    page = environment.get_template("report.html").render(
         result=result,
-        title=one_line(f"Lab: {result.facts.data.get('name')}"),
+        title=one_line(f"Lab: {result.facts.data['name']}"),
         columns=columns(result),
         charts=all_charts(result),
         best_of_bins=best_of_bins,

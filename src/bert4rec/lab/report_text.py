@@ -63,9 +63,8 @@ def duration(seconds: float) -> str:
 def count(number: float) -> str:
     """Three digits and a letter: 12.3 k, 3.45 M."""
     for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            digits = number / size
-            return f"{digits:.{2 if digits < 10 else 1 if digits < 100 else 0}f}{letter}"
+        if number >= 0.9995 * size:  # what is rounded to 1.00
+            return f"{number / size:#.3g}".removesuffix(".") + letter
     return f"{number:.0f}"
 
 

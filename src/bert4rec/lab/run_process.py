@@ -99,8 +99,7 @@ def _reason(code: int, output: Path, begins_at: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     text = output.read_bytes()[begins_at:].decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no output"
+    last = (text.strip().splitlines() or ["no output"])[-1].strip()
     return last.removeprefix("ValueError: ") if code != EXIT_INTERRUPTED else "interrupted"
 
 
@@ -114,13 +113,13 @@ def run_one(run: LabRun) -> None:
         raise ValueError(f"the data in {lab['data']['directory']} changed since the first run")
     config = resolve(parse_config(plan["config"], "plan.json"), sequences.n_items)
     split = without_test(SPLITS[config.data.split](sequences))
-    config = _fitted_config(run, config, split, plan["budget_minutes"])
+    minutes = plan["budget_minutes"]
+    config = _fitted_config(run, config, split, minutes)
     content: dict[str, Any] = {"status": "done", "settings": settings_of(config)}
     if plan.get("held_out") == "validation":
-        minutes = plan["budget_minutes"]
         content["ndcg@10"] = _validation_ndcg(run, sequences.n_users, split, config, minutes)
     else:
-        content["cost"] = asdict(_run(run, sequences, config, plan["budget_minutes"]))
+        content["cost"] = asdict(_run(run, sequences, config, minutes))
     write_json(run.folder / "cost.json", content)
 
 
@@ -141,10 +140,8 @@ def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -
     if (run.folder / MANIFEST).exists():  # only the measurement is missing
         recommender = Recommender.load(run.folder)
     else:
-        limit = HARD_STOP * minutes
-        options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=limit)
-        outcome = train_recommender(sequences, config, run.folder, options)
-        recommender = outcome.recommender
+        options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=HARD_STOP * minutes)
+        recommender = train_recommender(sequences, config, run.folder, options).recommender
     histories = split_of(recommender, sequences).test.histories
     training = recommender.about["training"]
     epochs = {event["stage"]: int(event["epoch"]) for event in run.events()}  # the last of each stage
