@@ -223,15 +223,15 @@ def _read_facts(lab_dir: Path) -> LabFacts:
     try:
         # Reports are published, and the directory of the data is private.
         data = {key: value for key, value in known["data"].items() if key != "directory"}
-        facts = TypeAdapter(LabFacts).validate_python(known["facts"] | {"data": data})
-        return replace(facts, plans={name: _planned(LabRun(lab_dir, name, 0)) for name in facts.models})
+        plans = {name: _planned(LabRun(lab_dir, name, 0)) for name in known["facts"]["models"]}
+        return TypeAdapter(LabFacts).validate_python(known["facts"] | {"data": data, "plans": plans})
     except BROKEN as error:
         raise ValueError(f"{lab_dir / LAB_FILE} is damaged ({error!r}): run the lab again") from None
 
 
 def _planned(run: LabRun) -> PlannedModel:
     plan = run.plan() or {}
-    source = Path(str(plan.get("source", run.name))).name
+    source = Path(plan.get("source", run.name)).name
     return PlannedModel(source, tuple(plan.get("overrides", ())), plan.get("budget_minutes"))
 
 

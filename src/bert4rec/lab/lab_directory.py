@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,6 @@ from bert4rec import __version__
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import LOCK, write_file
 from bert4rec.lab.contenders import DETERMINISTIC, LAB_SECTIONS, Contender, flat_settings, settings_of, table_order
-from bert4rec.lab.lab_result import LabFacts
 
 FORMAT_VERSION = 2
 LAB_FILE = "lab.json"
@@ -117,21 +116,20 @@ def plan_lab(
             known = None
     notes = _write_plans(directory, contenders, terms)
     before = known["facts"] if known else {"models": [], "seeds": []}
-    facts = LabFacts(
-        data={},
-        settings={k: v for k, v in settings_of(contenders[0].config).items() if k.split(".")[0] in LAB_SECTIONS},
-        split=shared["data"]["split"],
-        models=tuple(table_order([*before["models"], *(each.name for each in contenders)])),
-        seeds=tuple(sorted({*before["seeds"], *range(terms.n_seeds)})),
-        budget_minutes=terms.minutes,
-        machine=machine(),
-        versions={"bert4rec": __version__, "torch": version("torch"), "python": platform.python_version()},
-        created=before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
-        reproduction=terms.reproduction,
-    )
+    settings = settings_of(contenders[0].config).items()
+    facts = {
+        "settings": {name: value for name, value in settings if name.split(".")[0] in LAB_SECTIONS},
+        "split": shared["data"]["split"],
+        "models": table_order([*before["models"], *(each.name for each in contenders)]),
+        "seeds": sorted({*before["seeds"], *range(terms.n_seeds)}),
+        "budget_minutes": terms.minutes,
+        "machine": machine(),
+        "versions": {"bert4rec": __version__, "torch": version("torch"), "python": platform.python_version()},
+        "created": before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
+        "reproduction": terms.reproduction,
+    }
     data = data_facts(directory, sequences, terms.data_name)
-    content = {"format_version": FORMAT_VERSION, "shared": shared, "facts": asdict(facts), "data": data}
-    write_json(directory / LAB_FILE, content)
+    write_json(directory / LAB_FILE, {"format_version": FORMAT_VERSION, "shared": shared, "facts": facts, "data": data})
     return runs_of(directory, [each.name for each in contenders], range(terms.n_seeds)), notes
 
 

@@ -8,7 +8,7 @@ write it again years after the runs were deleted.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 FORMAT_VERSION = 2
@@ -146,7 +146,7 @@ class LabFacts:
     machine: dict[str, Any]
     versions: dict[str, str]
     created: str
-    plans: dict[str, PlannedModel] = field(default_factory=dict)  # by model
+    plans: dict[str, PlannedModel]  # by model
     reproduction: str | None = None  # which one the lab belongs to, if any
 
 
