@@ -17,6 +17,7 @@ from typing import Any
 
 from bert4rec.config import Config, load_config, recipe_names
 
+# Recipe → title of the models of `--models all`, in the order of a table.
 TITLES: dict[str, str] = tomllib.loads((resources.files("bert4rec.lab") / "contenders.toml").read_text("utf-8"))
 DETERMINISTIC = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
 LAB_SECTIONS = ("data", "evaluation")
