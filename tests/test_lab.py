@@ -362,8 +362,7 @@ def test_the_default_set_is_shipped_and_comes_in_the_order_of_a_table() -> None:
 
 def fitted(minutes: float, times: list[tuple[float, float]], *overrides: str) -> tuple[Any, float]:
     """The stages of a config for stages with these (seconds per epoch, per validation)."""
-    found = epochs_that_fit(two_stages(*overrides), [StageTime(epoch / 10, 10, v) for epoch, v in times], minutes)
-    return found.config, found.seconds
+    return epochs_that_fit(two_stages(*overrides), [StageTime(epoch / 10, 10, v) for epoch, v in times], minutes)
 
 
 ONE = "stages.1.epochs=0"
@@ -409,8 +408,8 @@ def test_a_smaller_budget_gives_fewer_epochs() -> None:
     config = two_stages("workers=1", "stages.0.epochs=100000", "stages.1.epochs=100000")
     split = leave_one_out(cycle())
     # Far apart, since a loaded machine may be several times slower in one timing than the other.
-    small, large = (fit_budget(split, config, minutes).config.stages for minutes in (0.05, 10))
+    small, large = (fit_budget(split, config, minutes)[0].stages for minutes in (0.05, 10))
     for one, two in zip(small, large, strict=True):
         assert 1 <= one.epochs < two.epochs < 100_000
     counted = resolve(load_config("popularity"), 8)
-    assert fit_budget(split, counted, 1).config == counted
+    assert fit_budget(split, counted, 1)[0] == counted

@@ -79,12 +79,13 @@ def lab(
 
 
 def _report(out: Path, printed: TextFormat | None) -> None:
+    from bert4rec.lab.lab_directory import LabRun
     from bert4rec.lab.lab_report import terminal_table, to_text, write_report
 
     result = write_report(out)
     for run in result.failed:
-        place = out / "runs" / run.name / f"seed-{run.seed}" / "output.txt"
-        line = f"failed: {run.name}, seed {run.seed}: {run.error} (see {place})"
+        failed = LabRun(out, run.name, run.seed)
+        line = f"failed: {failed}: {run.error} (see {failed.folder / 'output.txt'})"
         errors.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
     if printed is not None:
         typer.echo(to_text(result, printed), nl=False)
@@ -94,8 +95,7 @@ def _report(out: Path, printed: TextFormat | None) -> None:
     for name in ("report.html", "report.csv", "report.json"):
         output.print(f"  {out / name}", markup=False, highlight=False, soft_wrap=True)
     if result.models:
-        best = result.models[0]
-        model = out / "runs" / best.name / f"seed-{best.seeds[0]}"
+        model = LabRun(out, result.models[0].name, result.models[0].seeds[0]).folder
         print_next(
             ["evaluate", model],
             ["recommend", model, "--users", "all", "--out", "recs.parquet"],

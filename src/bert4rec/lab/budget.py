@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bert4rec.config import RunConfig
 from bert4rec.cpu_tuning import keep_freed_memory
@@ -32,16 +31,10 @@ TIMING_SECONDS = 5.0  # at most
 TIMING_SHARE = 0.025  # of the budget, for timing
 
 
-@dataclass(frozen=True)
-class BudgetedRun:
-    config: RunConfig
-    seconds: float  # expected
-
-
-def fit_budget(split: Split, config: RunConfig, minutes: float) -> BudgetedRun:
-    """`config` with as many epochs as fit into `minutes`, and at most those that it had."""
+def fit_budget(split: Split, config: RunConfig, minutes: float) -> tuple[RunConfig, float]:
+    """`config` with as many epochs as fit into `minutes`, at most those that it had; the seconds they take."""
     if not config.stages:
-        return BudgetedRun(config, 0.0)
+        return config, 0.0
     longest = int(split.train.lengths.max())
     check_memory(config, split.n_items, longest, available_memory())
     keep_freed_memory()  # as in training: without it a step takes longer
@@ -49,8 +42,8 @@ def fit_budget(split: Split, config: RunConfig, minutes: float) -> BudgetedRun:
     return epochs_that_fit(config, time_stages(split, config, seconds), minutes)
 
 
-def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: float) -> BudgetedRun:
-    """The numbers of epochs and validations that fill `minutes`, given the time of each stage.
+def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: float) -> tuple[RunConfig, float]:
+    """The numbers of epochs and validations that fill `minutes`, given the time of each stage; the seconds in all.
 
     The first stage gets 70 % of the budget and the later ones share 30 %; what a stage does not
     need is left to those after it.
@@ -77,7 +70,6 @@ def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: floa
     fitted, total = [], 0.0
     for place, stage in enumerate(stages):
         left = max(budget * shares[place], (budget - total) / (len(stages) - place))
-        left = budget * shares[0] if place == 0 else left
         # The last validation may come after fewer than `every` epochs: its time is set aside.
         each = epoch[place] + validation[place] / every
         n_epochs = min(stage.epochs, max(1, int((left - validation[place]) / each)))
@@ -85,7 +77,7 @@ def epochs_that_fit(config: RunConfig, times: Sequence[StageTime], minutes: floa
         fitted.append(stage.model_copy(update={"epochs": n_epochs}))
     training = config.training.model_copy(update={"validate_every": every})
     update = {"stages": tuple(fitted), "training": training}
-    return BudgetedRun(config.model_copy(update=update), total)
+    return config.model_copy(update=update), total
 
 
 def _validate_every(wanted: int, n_epochs: int, epoch: float, validation: float) -> int:

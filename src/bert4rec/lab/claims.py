@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bert4rec.lab.contenders import Contender, ContenderSource, build_contenders
+from bert4rec.lab.contenders import Contender, build_contenders
 from bert4rec.lab.lab_result import REPORTED, MeanEstimate
 from bert4rec.lab.report_text import STOPPED_BY_CLOCK
 from bert4rec.settings import Settings, Share, parse_settings
@@ -194,7 +194,7 @@ def contenders_of(
             assert reproduction.base is not None
             recipe, settings = reproduction.base.recipe, (*reproduction.base.set, *each.set)
         settings = (*reproduction.data_set, *settings)
-        sources.append(ContenderSource(each.name, each.title, each.name, recipe, settings=settings))
+        sources.append(Contender(each.name, each.title, each.name, recipe, settings=settings))
     return build_contenders(sources, overrides, reproduction.data_set)
 
 

@@ -7,38 +7,19 @@ All contenders are evaluated on the same held-out items of the same data, so the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bert4rec.config import Config, load_config
-from bert4rec.settings import Settings, recipe_names
+from bert4rec.settings import recipe_names
 
-# The order of a table: counted, matrix factorisation, recurrent, convolution, attention.
-TITLES = {
-    "popularity": "POP",
-    "item-knn": "Item-kNN",
-    "bpr-mf": "BPR-MF",
-    "markov": "Markov chain",
-    "fpmc": "FPMC",
-    "neumf": "NCF (NeuMF)",
-    "cdae": "CDAE",
-    "gru4rec": "GRU4Rec",
-    "gru4rec+": "GRU4Rec+",
-    "gru4rec-ce": "GRU4Rec (cross-entropy)",
-    "caser": "Caser",
-    "narm": "NARM",
-    "stamp": "STAMP",
-    "sasrec": "SASRec",
-    "sasrec+": "SASRec+",
-    "sasrec+3000": "SASRec+ (3,000 negatives)",
-    "gsasrec": "gSASRec",
-    "bert4rec-1-mask": "BERT4Rec, one mask",
-    "bert4rec": "BERT4Rec",
-    "bert4rec-2-stage": "BERT4Rec + last-item stage",
-    "bert4rec-causal": "BERT4Rec-causal",
-}
+# Recipe → title of the models of `--models all`, in the order of a table.
+TITLES: dict[str, str] = tomllib.loads((resources.files("bert4rec.lab") / "contenders.toml").read_text("utf-8"))
 DETERMINISTIC = {"popularity", "markov", "item-knn"}  # models that are the same for every seed
 LAB_SECTIONS = ("data", "evaluation")
 CHOOSERS = (".name", ".objective")  # settings that decide which other settings there are
@@ -46,28 +27,33 @@ CHOOSERS = (".name", ".objective")  # settings that decide which other settings 
 
 @dataclass(frozen=True)
 class Contender:
+    """A recipe with a file and settings on top, and on top of these what --set overrides."""
+
     name: str  # also the name of its folder
     title: str
-    config: Config  # with seed 0 and the epochs of the recipe
     source: str  # what the user named: a recipe, a TOML file, a contender of a reproduction
-    overrides: tuple[str, ...] = ()  # of --set
-
-    def seeds(self, n: int) -> list[int]:
-        return [0] if self.config.model.name in DETERMINISTIC else list(range(n))
-
-
-@dataclass(frozen=True)
-class ContenderSource:
-    """A recipe, with a file and settings on top: all of a contender but the user's --set."""
-
-    name: str
-    title: str
-    source: str
     recipe: str
     file: str | None = None
     settings: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # as they were typed for all contenders
 
-    def config(self, overrides: Iterable[str] = ()) -> Config:
+    @cached_property
+    def config(self) -> Config:
+        """With seed 0 and the epochs of the recipe."""
+        return self.config_with(self.applied_overrides)
+
+    @cached_property
+    def applied_overrides(self) -> list[str]:
+        """The overrides whose setting this contender has, once its model and loss are chosen."""
+        applied: list[str] = []
+        choosing = [each for each in self.overrides if _key(each).endswith(CHOOSERS)]
+        for overrides in (choosing, self.overrides):
+            known = flat_settings(self.config_with(applied).model_dump(mode="json"))
+            keys = {*known, *(name.rpartition(".")[2] for name in known)}
+            applied = [each for each in overrides if _key(each) in keys]
+        return applied
+
+    def config_with(self, overrides: Iterable[str]) -> Config:
         return load_config(self.recipe, self.file, [*self.settings, *overrides])
 
 
@@ -76,39 +62,35 @@ def choose_contenders(names: Sequence[str], overrides: Iterable[str] = ()) -> li
     wanted = [each for name in names for each in (list(TITLES) if name == "all" else [name])]
     if not wanted:
         raise ValueError("no model is named: pass --models all, or some of " + _known_names())
-    sources: dict[str, ContenderSource] = {}
+    chosen: dict[str, Contender] = {}
     for source in wanted:
-        found = _source(source)
-        known = sources.setdefault(found.name, found)
+        found = _contender(source)
+        known = chosen.setdefault(found.name, found)
         if known != found or (found.name in TITLES and source != found.name):
             raise ValueError(f"{source}: there is another model named {found.name!r} in the lab: rename the file")
-    return build_contenders([sources[name] for name in table_order(sources)], overrides)
+    return build_contenders([chosen[name] for name in table_order(chosen)], overrides)
 
 
 def build_contenders(
-    sources: Sequence[ContenderSource], overrides: Iterable[str] = (), lab_settings: Iterable[str] = ()
+    chosen: Iterable[Contender], overrides: Iterable[str] = (), lab_settings: Iterable[str] = ()
 ) -> list[Contender]:
-    """Contenders with `overrides` on top, all evaluated on the same held-out items.
+    """The same with `overrides` on top, all evaluated on the same held-out items.
 
     An override applies to the contenders that have the setting; one that none has is an error.
-    `lab_settings` are those of data and evaluation that all sources share.
+    `lab_settings` are those of data and evaluation that all contenders share.
     """
-    overrides = list(overrides)
+    overrides = tuple(overrides)
     refuse_overrides(overrides, {"seed": "several seeds are run, choose them with --seeds"})
-    applied = {each.name: _applicable(each, overrides) for each in sources}
+    contenders = [replace(each, overrides=overrides) for each in chosen]
     for override in overrides:
-        if not any(override in kept for kept in applied.values()):
-            sources[-1].config([override])  # its error names the settings that there are
+        if not any(override in each.applied_overrides for each in contenders):
+            contenders[-1].config_with([override])  # its error names the settings that there are
             raise ValueError(f"--set {override}: no model of this lab has this setting")
-    usual = load_config("default").model_dump()
-    known = flat_settings({section: usual[section] for section in LAB_SECTIONS})
+    known = flat_settings(load_config("default").model_dump(include=set(LAB_SECTIONS)))
     for_all = [override for override in overrides if full_name(override, known) in known]
     shared = load_config("default", None, [*lab_settings, *for_all])
-    contenders = []
-    for each in sources:
-        config = each.config(applied[each.name])
-        contenders.append(Contender(each.name, each.title, config, each.source, tuple(overrides)))
-        check_same_evaluation(contenders[-1], shared)
+    for each in contenders:
+        check_same_evaluation(each, shared)
     return contenders
 
 
@@ -116,7 +98,7 @@ def refuse_overrides(overrides: Iterable[str], instead: dict[str, str]) -> None:
     """Settings of a training that the command chooses itself: `instead` says how to give them."""
     instead = instead | {"minutes": "choose the time of a training with --budget"}
     for override in overrides:
-        key = override.partition("=")[0].strip().removeprefix("training.")
+        key = _key(override).removeprefix("training.")
         if key in instead:
             raise ValueError(f"--set training.{key}: {instead[key]}")
 
@@ -149,74 +131,48 @@ def table_order(names: Iterable[str]) -> list[str]:
 
 def full_name(override: str, known: Iterable[str]) -> str:
     """`training.seed` of `training.seed=1`, and of `seed=1` where only one known setting fits."""
-    key = override.partition("=")[0].strip()
+    key = _key(override)
     names = [name for name in known if name.rpartition(".")[2] == key]
     return names[0] if len(names) == 1 else key
 
 
 def flat_settings(values: Any, name: str = "") -> dict[str, Any]:
     """`section.key` → value of nested settings; stages are numbered, as in `stages.0.epochs`."""
-    return dict(_flat(values, name))
-
-
-def _flat(values: Any, name: str) -> Iterator[tuple[str, Any]]:
-    items: Iterable[tuple[Any, Any]]
-    if isinstance(values, dict):
-        items = values.items()
-    elif name == "stages":
-        items = enumerate(values)
-    else:
-        yield name, values
-        return
-    for key, value in items:
-        yield from _flat(value, f"{name}.{key}" if name else str(key))
+    if name == "stages":
+        values = dict(enumerate(values))
+    if not isinstance(values, dict):
+        return {name: values}
+    parts = ((f"{name}.{key}" if name else key, value) for key, value in values.items())
+    return {key: value for part in parts for key, value in flat_settings(part[1], part[0]).items()}
 
 
 def settings_of(config: Config) -> dict[str, Any]:
     """`section.key` → value of all that differs from the defaults of the model, loss and stages."""
-    return unusual_settings(config.model_dump(mode="json"), config)
-
-
-def unusual_settings(values: dict[str, Any], config: Config | None = None) -> dict[str, Any]:
-    """Those of `values` that differ from the defaults of the settings classes in `config`."""
-    config = config or Config()
-    usual = flat_settings(
-        {name: _defaults(getattr(config, name)) for name in values if name != "stages"}
-        | {"stages": [_defaults(stage) for stage in config.stages]}
-    )
+    sections = {name: getattr(config, name) for name in type(config).model_fields}
+    stages = [stage.model_dump(exclude_defaults=True) for stage in sections.pop("stages")]
+    unusual = {name: settings.model_dump(exclude_defaults=True) for name, settings in sections.items()}
+    names = flat_settings(unusual | {"stages": stages})
     return {
         name: value
-        for name, value in flat_settings(values).items()
-        if usual.get(name, ...) != value or name.endswith(CHOOSERS)
+        for name, value in flat_settings(config.model_dump(mode="json")).items()
+        if name in names or name.endswith(CHOOSERS)
     }
 
 
-def _defaults(settings: Settings) -> dict[str, Any]:
-    fields = type(settings).model_fields
-    return type(settings).model_construct().model_dump(mode="json", include=set(fields))
+def _key(override: str) -> str:
+    """`model.dim` of `model.dim=64`."""
+    return override.partition("=")[0].strip()
 
 
-def _applicable(source: ContenderSource, overrides: Sequence[str]) -> list[str]:
-    """The overrides whose setting this contender has, once its model and loss are chosen."""
-
-    def kept(given: Sequence[str], chosen: Sequence[str]) -> list[str]:
-        known = flat_settings(source.config(chosen).model_dump(mode="json"))
-        keys = {*known, *(name.rpartition(".")[2] for name in known)}
-        return [each for each in given if each.partition("=")[0].strip() in keys]
-
-    choosing = [each for each in overrides if each.partition("=")[0].strip().endswith(CHOOSERS)]
-    return kept(overrides, kept(choosing, ()))
-
-
-def _source(source: str) -> ContenderSource:
+def _contender(source: str) -> Contender:
     if source.endswith(".toml"):
         name = Path(source).stem
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ValueError(f"{source}: name the file with letters, digits and . + - _ only")
-        return ContenderSource(name, name, source, "default", source)
+        return Contender(name, name, source, "default", source)
     if source not in recipe_names():
         raise ValueError(f"no model is named {source!r}: there are {_known_names()}")
-    return ContenderSource(source, TITLES.get(source, source), source, source)
+    return Contender(source, TITLES.get(source, source), source, source)
 
 
 def _known_names() -> str:

@@ -25,12 +25,11 @@ from bert4rec.lab.claims import (
     judge_order,
     shortfall,
 )
-from bert4rec.lab.collect import mean_estimates, mean_over_seeds
+from bert4rec.lab.collect import FinishedRun, mean_estimates, mean_over_seeds, read_runs
 from bert4rec.lab.lab_directory import LabRun, read_json
 from bert4rec.lab.lab_result import LabFacts, MeanEstimate, MissingRun
 from bert4rec.lab.report_text import interval, signed
 from bert4rec.lab.reproduction_figures import CurvePoint, write_curve
-from bert4rec.lab.saved_runs import FinishedRun, read_runs
 
 FORMAT_VERSION = 2
 N_RESAMPLES = 2000

@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -26,8 +26,7 @@ from typing import Any
 from bert4rec import __version__
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import LOCK, write_file
-from bert4rec.lab.contenders import LAB_SECTIONS, Contender, flat_settings, table_order, unusual_settings
-from bert4rec.lab.lab_result import LabFacts
+from bert4rec.lab.contenders import DETERMINISTIC, LAB_SECTIONS, Contender, flat_settings, settings_of, table_order
 
 FORMAT_VERSION = 2
 LAB_FILE = "lab.json"
@@ -65,12 +64,15 @@ class LabRun:
         cost = self.cost()
         return cost is not None and cost["status"] == "done"
 
+    def is_deterministic(self) -> bool:
+        """Whether every seed gives the same model, so that one run is enough."""
+        plan = self.plan() or {}
+        return plan.get("config", {}).get("model", {}).get("name", self.name) in DETERMINISTIC
+
     def events(self) -> list[dict[str, Any]]:
         """The whole lines of `log.jsonl`."""
-        try:
-            lines = (self.folder / "log.jsonl").read_text(encoding="utf-8").splitlines(True)
-        except FileNotFoundError:
-            return []
+        log = self.folder / "log.jsonl"
+        lines = log.read_text(encoding="utf-8").splitlines(True) if log.exists() else ()
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def __str__(self) -> str:
@@ -88,15 +90,13 @@ class LabTerms:
     reproduction: str | None = None  # which one the lab belongs to, if any
 
 
-@dataclass(frozen=True)
-class LabPlan:
-    directory: Path
-    runs: list[LabRun]  # those of this command, finished or not
-    notes: list[str]  # what the user should know about runs that were kept
+def plan_lab(
+    directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms
+) -> tuple[list[LabRun], list[str]]:
+    """Begin a lab or add to one: the runs of this command, finished or not, and notes on those that are kept.
 
-
-def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contender], terms: LabTerms) -> LabPlan:
-    """Begin a lab or add to one; runs on other data or settings are refused, or set aside."""
+    Runs on other data or settings are refused, or set aside.
+    """
     if terms.n_seeds < 1:
         raise ValueError(f"--seeds is {terms.n_seeds}: use one or more")
     known = read_lab(directory)
@@ -114,43 +114,36 @@ def plan_lab(directory: Path, sequences: Sequences, contenders: Sequence[Contend
         if differing:
             _set_aside(directory / "runs")
             known = None
-    outdated, notes = _outdated(directory, contenders, terms)
-    for name in outdated:
-        shutil.rmtree(directory / "runs" / name)
-    for contender in contenders:
-        _write_plan(directory, contender, terms.minutes)
+    notes = _write_plans(directory, contenders, terms)
     before = known["facts"] if known else {"models": [], "seeds": []}
-    facts = LabFacts(
-        data={},
-        settings=unusual_settings(shared),
-        split=shared["data"]["split"],
-        models=tuple(table_order([*before["models"], *(each.name for each in contenders)])),
-        seeds=tuple(sorted({*before["seeds"], *range(terms.n_seeds)})),
-        budget_minutes=terms.minutes,
-        machine=machine(),
-        versions={"bert4rec": __version__, "torch": version("torch"), "python": platform.python_version()},
-        created=before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
-        reproduction=terms.reproduction,
-    )
-    content = {"format_version": FORMAT_VERSION, "shared": shared, "facts": asdict(facts)}
-    content["data"] = data_facts(directory, sequences, terms.data_name)
-    write_json(directory / LAB_FILE, content)
-    # All contenders with the first seed, then with the second: a whole table is there early.
-    runs = [
-        LabRun(directory, contender.name, seed)
-        for seed in range(terms.n_seeds)
-        for contender in contenders
-        if seed in contender.seeds(terms.n_seeds)
-    ]
-    return LabPlan(directory, runs, notes)
+    settings = settings_of(contenders[0].config).items()
+    facts = {
+        "settings": {name: value for name, value in settings if name.split(".")[0] in LAB_SECTIONS},
+        "split": shared["data"]["split"],
+        "models": table_order([*before["models"], *(each.name for each in contenders)]),
+        "seeds": sorted({*before["seeds"], *range(terms.n_seeds)}),
+        "budget_minutes": terms.minutes,
+        "machine": machine(),
+        "versions": {"bert4rec": __version__, "torch": version("torch"), "python": platform.python_version()},
+        "created": before.get("created", datetime.now(UTC).isoformat(timespec="seconds")),
+        "reproduction": terms.reproduction,
+    }
+    data = data_facts(directory, sequences, terms.data_name)
+    write_json(directory / LAB_FILE, {"format_version": FORMAT_VERSION, "shared": shared, "facts": facts, "data": data})
+    return runs_of(directory, [each.name for each in contenders], range(terms.n_seeds)), notes
+
+
+def runs_of(lab: Path, names: Sequence[str], seeds: Sequence[int]) -> list[LabRun]:
+    """All models with the first seed, then with the second: a whole table is there early."""
+    runs = [LabRun(lab, name, seed) for seed in seeds for name in names]
+    return [run for run in runs if run.seed == seeds[0] or not run.is_deterministic()]
 
 
 def read_lab(directory: Path) -> dict[str, Any] | None:
     """`lab.json`, None for an empty directory; a ValueError for a directory of something else."""
     known = read_json(directory / LAB_FILE)
     if known is None:
-        there = {path.name for path in directory.iterdir()} if directory.exists() else set()
-        there = {name for name in there if not name.startswith(f".{LAB_FILE}.")}
+        there = {path.name for path in directory.glob("*") if not path.name.startswith(f".{LAB_FILE}.")}
         if there - {LOCK, "data", "runs"}:  # all that an interrupted start may leave
             raise ValueError(f"{directory} is not empty and not a lab: give another --out")
     elif known["format_version"] != FORMAT_VERSION:
@@ -166,6 +159,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it and give the command again") from None
     return content
 
 
@@ -186,8 +181,8 @@ def _set_aside(runs: Path) -> None:
         runs.rename(next(p for name in names if not (p := runs.with_name(name)).exists()))
 
 
-def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms) -> tuple[list[str], list[str]]:
-    """Contenders whose folders must be replaced, and notes about those that are kept."""
+def _write_plans(directory: Path, contenders: Sequence[Contender], terms: LabTerms) -> list[str]:
+    """A plan for each contender that has none or an outdated one; notes about those that are kept."""
     outdated, notes, refused = [], [], []
     for contender in contenders:
         name, folder = contender.name, directory / "runs" / contender.name
@@ -197,7 +192,7 @@ def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms)
         differing = differing_settings(plan["config"], contender.config.model_dump(mode="json"))
         results = (*folder.glob("seed-*/manifest.json"), *folder.glob("seed-*/checkpoints/[0-9]*"))
         if terms.overwrite or not results:
-            outdated.append(name)
+            outdated.append(folder)
         elif differing:
             refused.append(f"{name} ({', '.join(differing)})")
         elif (minutes := plan["budget_minutes"]) != terms.minutes:
@@ -207,20 +202,15 @@ def _outdated(directory: Path, contenders: Sequence[Contender], terms: LabTerms)
             f"{directory} holds runs with other settings: {'; '.join(refused)}. Give another "
             "--out, or --overwrite to replace the runs of the models named"
         )
-    return outdated, notes
-
-
-def _write_plan(directory: Path, contender: Contender, minutes: float) -> None:
-    path = directory / "runs" / contender.name / "plan.json"
-    if not path.exists():
-        plan = {
-            "title": contender.title,
-            "source": contender.source,
-            "overrides": list(contender.overrides),
-            "budget_minutes": minutes,
-            "config": contender.config.model_dump(mode="json"),
-        }
-        write_json(path, plan)
+    for folder in outdated:
+        shutil.rmtree(folder)
+    for contender in contenders:
+        path = directory / "runs" / contender.name / "plan.json"
+        if not path.exists():
+            about = {name: getattr(contender, name) for name in ("title", "source", "overrides")}
+            config = contender.config.model_dump(mode="json")
+            write_json(path, {**about, "budget_minutes": terms.minutes, "config": config})
+    return notes
 
 
 def data_facts(directory: Path, sequences: Sequences, name: str) -> dict[str, Any]:
@@ -245,7 +235,7 @@ def machine() -> dict[str, Any]:
     if info.is_file():
         named = re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE)
         cpu = named[1].strip() if named else cpu
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+    if "SC_PHYS_PAGES" in os.sysconf_names:
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"cpu": cpu, "cores": cores, "memory_gb": memory}

@@ -10,10 +10,9 @@ import csv
 import hashlib
 import io
 import re
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,11 +22,18 @@ from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.text_tables import TextFormat, TextTable, one_line
 from bert4rec.lab import report_text
 from bert4rec.lab.collect import collect
-from bert4rec.lab.lab_result import COMPARED, FULL, RANKED_BY, REPORTED, LabResult, ModelResult
-from bert4rec.lab.report_text import holm_p, interval, signed, span
+from bert4rec.lab.lab_result import COMPARED, FULL, RANKED_BY, REPORTED, LabResult
+from bert4rec.lab.report_text import holm_p, interval, row_notes, signed, span
 
-WIDE = 130  # characters of a terminal for all columns; on a narrower one these are left out:
-LEFT_OUT = ("seeds", "training", "epochs", "parameters", "memory", "users/s")
+WIDE = 130  # characters of a terminal for all columns
+COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("training", "mean over seeds, validation included", "training_seconds", report_text.duration),
+    ("epochs", "mean over seeds", "epochs", lambda number: f"{number:.1f}".removesuffix(".0")),
+    ("parameters", "number of learned parameters", "n_parameters", report_text.count),
+    ("memory", "peak of the training process", "peak_memory_mb", report_text.memory),
+    ("users/s", "users ranked per second, ten items each", "scoring_users_per_second", report_text.count),
+)
+LEFT_OUT = ("seeds", *(name for name, *_ in COSTS))  # on a narrower one
 
 
 def write_report(lab_dir: Path) -> LabResult:
@@ -45,81 +51,56 @@ def render(result: LabResult, directory: Path) -> None:
         write_file(directory / name, content)
 
 
-@dataclass(frozen=True)
-class ReportCell:
-    column: str
+class ReportCell(NamedTuple):
     text: str
     number: float | None  # to sort by
     detail: str = ""  # smaller, beside or below
 
 
-def column_meanings(result: LabResult) -> dict[str, str]:
-    return {
-        "model": "and what is different in its row",
-        "HR@10": "share of users whose item is in the top ten of all items",
-        "NDCG@10": "over all items, with its 95 % interval over users",
-        "seeds": "lowest and highest NDCG@10 of a seed",
-        "vs best": "NDCG@10 minus that of the best model, Holm-corrected p-value",
-        **{
-            _sampled(result, p): f"among {report_text.protocol_title(result, p)}: see the cautions"
-            for p in result.protocols
-        },
-        "training": "mean over seeds, validation included",
-        "epochs": "mean over seeds",
-        "parameters": "number of learned parameters",
-        "memory": "peak of the training process",
-        "users/s": "users ranked per second, ten items each",
-    }
+class ReportColumn(NamedTuple):
+    name: str
+    meaning: str
+    cells: list[ReportCell]  # of the models, in the order of the result
 
 
-def _sampled(result: LabResult, protocol: str) -> str:
-    return f"NDCG@10 {protocol[:3]}-{result.n_negatives}"
-
-
-def rows(result: LabResult) -> list[list[ReportCell]]:
-    """One row per model in the order of the result."""
-    return [_row(result, place, model) for place, model in enumerate(result.models)]
-
-
-def _row(result: LabResult, place: int, model: ModelResult) -> list[ReportCell]:
-    score, hits = model.score, model.figures[FULL]["HR@10"].value
-    notes = "; ".join(report_text.row_notes(result, model))
-    cells = [
-        ReportCell("model", one_line(model.title), place, notes),
-        ReportCell("HR@10", figure(hits), hits),
-        ReportCell("NDCG@10", figure(score.value), score.value, interval(score)),
+def columns(result: LabResult) -> list[ReportColumn]:
+    """The table of all models, best first."""
+    models = result.models
+    titles = [ReportCell(one_line(m.title), i, "; ".join(row_notes(result, m))) for i, m in enumerate(models)]
+    hits = [model.figures[FULL]["HR@10"].value for model in models]
+    scores = [ReportCell(figure(m.score.value), m.score.value, interval(m.score)) for m in models]
+    ranges = [model.seed_range(RANKED_BY) for model in models]
+    seeds = [ReportCell(span(*ends), ends[1] - ends[0]) if ends else ReportCell("one seed", None) for ends in ranges]
+    to_best = [model.differences.get(RANKED_BY) for model in models]
+    differences = [
+        ReportCell(signed(d.value), d.value, holm_p(result, d)) if d else ReportCell("best", 0.0) for d in to_best
     ]
-    if any(len(each.seeds) > 1 for each in result.models):
-        low, high = spread = model.seed_range(RANKED_BY) or (0.0, 0.0)
-        text = span(*spread) if high else "one seed"
-        cells.append(ReportCell("seeds", text, high - low if high else None))
-    found = model.differences.get(RANKED_BY)
-    if found is None:
-        cells.append(ReportCell("vs best", "best", 0.0))
-    else:
-        p = holm_p(result, found)
-        cells.append(ReportCell("vs best", signed(found.value), found.value, p))
+    found = [
+        ReportColumn("model", "and what is different in its row", titles),
+        ReportColumn("HR@10", "share of users whose item is in the top ten of all items", _cells(hits, figure)),
+        ReportColumn("NDCG@10", "over all items, with its 95 % interval over users", scores),
+        *([ReportColumn("seeds", "lowest and highest NDCG@10 of a seed", seeds)] if any(ranges) else []),
+        ReportColumn("vs best", "NDCG@10 minus that of the best model, Holm-corrected p-value", differences),
+    ]
     for protocol in result.protocols:
         if protocol != FULL:
-            value = model.figures[protocol][RANKED_BY].value
-            cells.append(ReportCell(_sampled(result, protocol), figure(value), value))
-    for column, name, write in (
-        ("training", "training_seconds", report_text.duration),
-        ("epochs", "epochs", report_text.epochs),
-        ("parameters", "n_parameters", report_text.count),
-        ("memory", "peak_memory_mb", report_text.memory),
-        ("users/s", "scoring_users_per_second", report_text.count),
-    ):
-        cost = model.mean_cost(name)
-        cells.append(ReportCell(column, write(cost), cost))
-    return cells
+            sampled = [model.figures[protocol][RANKED_BY].value for model in models]
+            meaning = f"among {report_text.protocol_title(result, protocol)}: see the cautions"
+            name = f"NDCG@10 {protocol[:3]}-{result.n_negatives}"
+            found.append(ReportColumn(name, meaning, _cells(sampled, figure)))
+    for name, meaning, of_run, write in COSTS:
+        found.append(ReportColumn(name, meaning, _cells([model.mean_cost(of_run) for model in models], write)))
+    return found
+
+
+def _cells(values: Sequence[float | None], write: Callable[[float], str]) -> list[ReportCell]:
+    return [ReportCell("–" if value is None else write(value), value) for value in values]
 
 
 def text_table(result: LabResult, left_out: tuple[str, ...] = ()) -> TextTable:
-    """The table of all models, best first."""
-    cells = [[each for each in row if each.column not in left_out] for row in rows(result)]
-    names = [cell.column for cell in cells[0]] if cells else []
-    return TextTable(names, [[f"{c.text}\n{c.detail}".strip() for c in row] for row in cells])
+    shown = [column for column in columns(result) if column.name not in left_out]
+    lines = ([f"{cell.text}\n{cell.detail}".strip() for cell in column.cells] for column in shown)
+    return TextTable([column.name for column in shown], list(zip(*lines, strict=True)))
 
 
 def terminal_table(result: LabResult, width: int | None = None) -> Table:
@@ -134,7 +115,7 @@ def terminal_table(result: LabResult, width: int | None = None) -> Table:
         notes.append(f"Not in the table: {n_failed} failed and {n_unfinished} unfinished runs.")
     if left_out:
         notes.append(f"Left out for lack of width: {', '.join(left_out)} (all in report.html).")
-    title = f"{result.facts.data.get('name')}, {result.facts.split}"
+    title = f"{result.facts.data['name']}, {result.facts.split}"
     return text_table(result, left_out).to_terminal(title, notes)
 
 
@@ -168,20 +149,26 @@ def to_csv(result: LabResult) -> str:
 def to_html(result: LabResult) -> str:
     """One page that needs nothing else: no server, no network, no file beside it."""
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, PackageLoader, StrictUndefined
 
-        from bert4rec.lab.charts import all_charts
+        from bert4rec.lab.charts import SHORTEST_MINUTES, all_charts
     except ImportError as error:
         raise ValueError(f"{error.name} is needed for the HTML report: pip install 'bert4rec[lab]'") from None
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    source = (resources.files("bert4rec.lab") / "templates" / "report.html").read_text("utf-8")
-    page = environment.from_string(source).render(
+    loader = PackageLoader("bert4rec.lab")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    best_of_bins = {
+        name: [max(values) or 1.0 for values in zip(*(model.by_bin[name] for model in result.models), strict=True)]
+        for name in result.bins
+    }
+    page = environment.get_template("report.html").render(
         result=result,
-        title=one_line(f"Lab: {result.facts.data.get('name')}"),
-        rows=rows(result),
-        meanings=column_meanings(result),
+        title=one_line(f"Lab: {result.facts.data['name']}"),
+        columns=columns(result),
         charts=all_charts(result),
-        heat_maps=_heat_maps(result),
+        best_of_bins=best_of_bins,
+        shortest_minutes=SHORTEST_MINUTES,
         reported=REPORTED,
         compared=COMPARED,
         text=report_text,
@@ -193,16 +180,3 @@ def to_html(result: LabResult) -> str:
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode("utf-8")).digest()).decode("ascii")
     return page.replace("SCRIPT-HASH", f"sha256-{digest}", 1)
-
-
-def _heat_maps(result: LabResult) -> dict[str, dict[str, Any]]:
-    """Chart name -> bins and, for each model, (value, share of the best value of the bin)."""
-    maps: dict[str, dict[str, Any]] = {}
-    for name, bins, values in (
-        ("history", result.history_bins, [m.by_history_length for m in result.models]),
-        ("popularity", result.popularity_bins, [m.by_popularity for m in result.models]),
-    ):
-        best = [max(column) or 1.0 for column in zip(*values, strict=True)]
-        shares = [[(v, v / top) for v, top in zip(row, best, strict=True)] for row in values]
-        maps[name] = {"bins": bins, "rows": list(zip(result.models, shares, strict=True))}
-    return maps

@@ -8,10 +8,10 @@ write it again years after the runs were deleted.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FULL = "full"
 RANKED_BY = "NDCG@10"  # under full ranking: what "best" means throughout a report
 COMPARED = ("NDCG@10", "HR@10")
@@ -28,12 +28,9 @@ class MeanEstimate:
 
 
 @dataclass(frozen=True)
-class DifferenceToBest:
+class DifferenceToBest(MeanEstimate):
     """A model minus the best one, paired by user; the interval is not corrected, `holm_p` is."""
 
-    value: float
-    low: float
-    high: float
     p_value: float  # two-sided
     holm_p: float
 
@@ -89,13 +86,17 @@ class ModelResult:
     costs: tuple[RunCost, ...]  # by seed
     curves: tuple[tuple[CurveValidation, ...], ...]  # by seed; empty for counted models
     hit_rates: tuple[float, ...]  # HR@1, HR@2, … under full ranking
-    by_history_length: tuple[float, ...]  # NDCG@10 in each of `LabResult.history_bins`
-    by_popularity: tuple[float, ...]  # NDCG@10 in each of `LabResult.popularity_bins`
+    by_bin: dict[str, tuple[float, ...]]  # NDCG@10 in each of `LabResult.bins`
     differences: dict[str, DifferenceToBest]  # by metric; empty for the best model itself
 
     @property
     def score(self) -> MeanEstimate:
         return self.figures[FULL][RANKED_BY]
+
+    @property
+    def is_single_training(self) -> bool:
+        """Whether another seed might give another result, and none was tried."""
+        return len(self.seeds) == 1 and not self.is_deterministic
 
     def seed_range(self, metric: str, protocol: str = FULL) -> tuple[float, float] | None:
         """Lowest and highest mean of a seed; None with one seed."""
@@ -109,8 +110,8 @@ class ModelResult:
     @property
     def budget_minutes(self) -> float | None:
         """The largest budget of any seed; None for a model without epochs, which needs none."""
-        known = [c.budget_minutes for c in self.costs if c.epochs is not None]
-        return max((each for each in known if each is not None), default=None)
+        known = [c.budget_minutes for c in self.costs if c.epochs is not None and c.budget_minutes is not None]
+        return max(known, default=None)
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,11 @@ class LabFacts:
     split: str
     models: tuple[str, ...]
     seeds: tuple[int, ...]
-    budget_minutes: float | None
+    budget_minutes: float  # of the models that were added last
     machine: dict[str, Any]
     versions: dict[str, str]
     created: str
-    plans: dict[str, PlannedModel] = field(default_factory=dict)  # by model
+    plans: dict[str, PlannedModel]  # by model
     reproduction: str | None = None  # which one the lab belongs to, if any
 
 
@@ -158,8 +159,7 @@ class LabResult:
     n_users: int
     n_negatives: int | None
     n_resamples: int
-    history_bins: tuple[UserBin, ...]
-    popularity_bins: tuple[UserBin, ...]
+    bins: dict[str, tuple[UserBin, ...]]  # by "history" length and by "popularity" of the target
     models: tuple[ModelResult, ...]
     missing: tuple[MissingRun, ...]
     format_version: int = FORMAT_VERSION

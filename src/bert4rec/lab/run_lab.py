@@ -11,9 +11,10 @@ from rich.console import Console
 from bert4rec.data.sequences import Sequences
 from bert4rec.durable import alone_in
 from bert4rec.evaluation.report import figure
+from bert4rec.evaluation.result import load_metrics
 from bert4rec.interrupts import stop_requested
 from bert4rec.lab.contenders import Contender
-from bert4rec.lab.lab_directory import LabRun, LabTerms, plan_lab, read_json, read_lab, write_json
+from bert4rec.lab.lab_directory import LabRun, LabTerms, plan_lab, read_lab
 from bert4rec.lab.report_text import duration
 from bert4rec.lab.run_process import run_in_process
 from bert4rec.progress import ProgressView
@@ -31,11 +32,11 @@ def run_lab(
         stop_requested(n_counted=N_SIGNALS) as is_stopped,
         ProgressView(console=console) as view,
     ):
-        lab = plan_lab(directory, sequences, contenders, terms)
-        for note in lab.notes:
+        runs, notes = plan_lab(directory, sequences, contenders, terms)
+        for note in notes:
             view.say(note)
-        waiting = [run for run in lab.runs if not run.is_done()]
-        n_runs, n_done = len(lab.runs), len(lab.runs) - len(waiting)
+        waiting = [run for run in runs if not run.is_done()]
+        n_runs, n_done = len(runs), len(runs) - len(waiting)
         if n_done:
             view.say(f"{n_done} of {n_runs} runs are done already")
         view.begin("runs", n_done, n_runs)
@@ -46,15 +47,13 @@ def run_lab(
             def show(run: LabRun = run, place: int = place, began: float = began) -> None:
                 view.update(place, facts=f"{run}: {describe_progress(run, began)}")
 
-            ended = run_in_process(run, lock, is_stopped, show)
+            error = run_in_process(run, lock, is_stopped, show)
             spent = duration(time.monotonic() - began)
-            if ended.error is None:
-                view.say(f"{run}: done in {spent}, NDCG@10 {_ndcg(run)}")
+            if error is not None:
+                view.say(f"{run}: failed after {spent}, {error}")
             else:
-                view.say(f"{run}: failed after {spent}, {ended.error}")
-                cost = {"peak_memory_mb": ended.peak_memory_mb}
-                failure = {"status": "failed", "error": ended.error, "cost": cost}
-                write_json(run.folder / "cost.json", failure)
+                ndcg = load_metrics(run.folder)["metrics"]["full"]["NDCG@10"]["value"]
+                view.say(f"{run}: done in {spent}, NDCG@10 {figure(ndcg)}")
 
 
 def describe_progress(run: LabRun, began: float) -> str:
@@ -75,8 +74,3 @@ def describe_progress(run: LabRun, began: float) -> str:
     ndcg = f", NDCG@10 {figure(event['ndcg@10'])}" if "ndcg@10" in event else ""
     more = f", about {duration(left)} left" if left > 0 else ""
     return f"{event['stage']} epoch {event['epoch']} of {epochs}{ndcg}, {duration(trained)}{more}"
-
-
-def _ndcg(run: LabRun) -> str:
-    metrics = read_json(run.folder / "metrics.json") or {}
-    return figure(metrics["metrics"]["full"]["NDCG@10"]["value"])

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +47,19 @@ SCORING_SECONDS = 2.0
 MOST_PASSES = 50  # over those users, where they are few
 
 
-@dataclass(frozen=True)
-class EndedProcess:
-    """`error` is why it failed; None when it succeeded."""
-
-    error: str | None
-    peak_memory_mb: float
-
-
-def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Callable[[], None]) -> EndedProcess:
+def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Callable[[], None]) -> str | None:
     """Start the run, wait for it, and pass a request to stop on to it; `on_poll` is called often.
 
-    Raises `Interrupted` when the run was stopped before its end.
+    Why it failed, which its cost.json says too; None when it succeeded. Raises `Interrupted` when
+    the run was stopped before its end.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / "cost.json").unlink(missing_ok=True)  # of a failure before
     output = run.folder / "output.txt"
-    command = [sys.executable, "-m", "bert4rec.lab.run_process"]
     with output.open("ab") as file:
         begins_at = file.tell()
         process = subprocess.Popen(
-            [*command, str(run.lab), run.name, str(run.seed)],
+            [sys.executable, "-m", "bert4rec.lab.run_process", str(run.lab), run.name, str(run.seed)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -75,35 +68,28 @@ def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Cal
         )
     n_passed_on = 0
     try:
-        while (ended := _ended(process)) is None:
+        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             if is_stopped.count > n_passed_on:
                 n_passed_on += 1  # the first asks for a checkpoint, the second is impatient
-                process.terminate()
+                os.kill(process.pid, signal.SIGTERM)
             on_poll()
             time.sleep(POLL_SECONDS)
+        _, status, usage = ended
+        process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         if process.returncode is None:
             process.kill()
             process.wait()
-    code, peak_memory_mb = ended
     if run.is_done():
-        return EndedProcess(None, peak_memory_mb)
+        return None
     if is_stopped():
         raise Interrupted
-    return EndedProcess(_reason(code, output, begins_at), peak_memory_mb)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> tuple[int, float] | None:
-    """(exit code, peak memory in MiB), or None while it runs.
-
-    The memory of a run that succeeded is measured from inside, without what the child of a large
-    process seems to use before it begins; for one that was killed there is only this.
-    """
-    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    if pid == 0:
-        return None
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, in_megabytes(usage.ru_maxrss)
+    error = _reason(process.returncode, output, begins_at)
+    # Measured from outside, with what the child of a large process seems to use before it begins:
+    # a run that succeeded measures itself from inside, and for one that was killed there is only this.
+    cost = {"peak_memory_mb": in_megabytes(usage.ru_maxrss)}
+    write_json(run.folder / "cost.json", {"status": "failed", "error": error, "cost": cost})
+    return error
 
 
 def _reason(code: int, output: Path, begins_at: int) -> str:
@@ -113,8 +99,7 @@ def _reason(code: int, output: Path, begins_at: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     text = output.read_bytes()[begins_at:].decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no output"
+    last = (text.strip().splitlines() or ["no output"])[-1].strip()
     return last.removeprefix("ValueError: ") if code != EXIT_INTERRUPTED else "interrupted"
 
 
@@ -123,32 +108,27 @@ def run_one(run: LabRun) -> None:
     lab, plan = read_json(run.lab / LAB_FILE) or read_json(run.lab / STUDY_FILE), run.plan()
     assert lab is not None
     assert plan is not None
-    sequences = _data(lab["data"])
+    sequences = Sequences.load(lab["data"]["directory"])
+    if sequences.fingerprint != lab["data"]["fingerprint"]:
+        raise ValueError(f"the data in {lab['data']['directory']} changed since the first run")
     config = resolve(Config.parse(plan["config"], "plan.json"), sequences.n_items)
     split = without_test(SPLITS[config.data.split](sequences))
-    config = _fitted_config(run, config, split, plan["budget_minutes"])
+    minutes = plan["budget_minutes"]
+    config = _fitted_config(run, config, split, minutes)
     content: dict[str, Any] = {"status": "done", "settings": settings_of(config)}
     if plan.get("held_out") == "validation":
-        minutes = plan["budget_minutes"]
         content["ndcg@10"] = _validation_ndcg(run, sequences.n_users, split, config, minutes)
     else:
-        content["cost"] = asdict(_run(run, sequences, config, plan["budget_minutes"]))
+        content["cost"] = asdict(_run(run, sequences, config, minutes))
     write_json(run.folder / "cost.json", content)
-
-
-def _data(facts: dict[str, Any]) -> Sequences:
-    sequences = Sequences.load(facts["directory"])
-    if sequences.fingerprint != facts["fingerprint"]:
-        raise ValueError(f"the data in {facts['directory']} changed since the first run")
-    return sequences
 
 
 def _fitted_config(run: LabRun, config: RunConfig, split: Split, minutes: float) -> RunConfig:
     """The settings with the epochs that fit the budget: computed once, for all seeds."""
     fitted = run.fitted()
     if fitted is None:
-        budgeted = fit_budget(split, config, minutes)
-        fitted = {"config": budgeted.config.model_dump(mode="json"), "expected_seconds": round(budgeted.seconds, 1)}
+        budgeted, seconds = fit_budget(split, config, minutes)
+        fitted = {"config": budgeted.model_dump(mode="json"), "expected_seconds": round(seconds, 1)}
         write_json(run.contender / "epochs.json", fitted)
     config = RunConfig.parse(fitted["config"], "epochs.json")
     seeded = config.training.model_copy(update={"seed": run.seed})
@@ -160,13 +140,11 @@ def _run(run: LabRun, sequences: Sequences, config: RunConfig, minutes: float) -
     if (run.folder / MANIFEST).exists():  # only the measurement is missing
         recommender = Recommender.load(run.folder)
     else:
-        limit = HARD_STOP * minutes
-        options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=limit)
-        outcome = train_recommender(sequences, config, run.folder, options)
-        recommender = outcome.recommender
+        options = RunOptions(resume=has_checkpoint(run.folder), baselines=False, minutes=HARD_STOP * minutes)
+        recommender = train_recommender(sequences, config, run.folder, options).recommender
     histories = split_of(recommender, sequences).test.histories
     training = recommender.about["training"]
-    epochs = epochs_by_stage(run)
+    epochs = {event["stage"]: int(event["epoch"]) for event in run.events()}  # the last of each stage
     return RunCost(
         training_seconds=training["seconds"],
         epochs=sum(epochs.values()) if config.stages else None,
@@ -199,11 +177,6 @@ def _validation_ndcg(run: LabRun, n_users: int, split: Split, config: RunConfig,
     return progress.best
 
 
-def epochs_by_stage(run: LabRun) -> dict[str, int]:
-    """Stage → the last epoch in the log."""
-    return {event["stage"]: int(event["epoch"]) for event in run.events()}
-
-
 def is_stopped_by_clock(config: RunConfig, epochs: dict[str, int], seconds: float, minutes: float) -> bool:
     """Whether the time limit ended a run before the last epoch of its last stage."""
     names, stages = stage_names(config), [stage for stage in config.stages if stage.epochs]
@@ -217,34 +190,29 @@ def scoring_speed(recommender: Recommender, histories: Spans) -> float:
     n = min(SCORED_USERS, len(histories))
     sample = histories.take(np.sort(np.random.default_rng(0).choice(len(histories), n, replace=False)))
 
-    def seconds() -> float:
-        started = time.monotonic()
+    def one_pass() -> None:
         for _ in recommender.top_k(sample):
             pass
-        return time.monotonic() - started
 
-    seconds()
-    times = [seconds()]
-    while sum(times) < SCORING_SECONDS and len(times) < MOST_PASSES:
-        times.append(seconds())
-    return n * len(times) / sum(times)
+    one_pass()
+    n_passes, started = 0, time.monotonic()
+    while (spent := time.monotonic() - started) < SCORING_SECONDS and n_passes < MOST_PASSES:
+        one_pass()
+        n_passes += 1
+    return n * n_passes / spent
 
 
-def peak_memory_mb() -> float | None:
+def peak_memory_mb() -> float:
     """The most memory that this process ever used.
 
     Not `ru_maxrss` where there is something better: on Linux it begins with the parent's size.
     """
     status = Path("/proc/self/status")
-    if status.is_file():
-        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
-        assert peak is not None
-        return round(int(peak[1]) / 1024, 1)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    return in_megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    if not status.is_file():
+        return in_megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    assert peak is not None
+    return round(int(peak[1]) / 1024, 1)
 
 
 def in_megabytes(ru_maxrss: int) -> float:

@@ -171,11 +171,11 @@ def run_trial(
                 curve.add(event, epochs)
 
     try:
-        ended = run_in_process(run, running.lock, running.is_stopped, look)
+        error = run_in_process(run, running.lock, running.is_stopped, look)
     finally:
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-    if ended.error is not None:
-        raise ValueError(ended.error)
+    if error is not None:
+        raise ValueError(error)
     cost, fitted = run.cost(), run.fitted()
     assert cost is not None
     assert fitted is not None
