@@ -16,6 +16,7 @@ same on every platform and with every version of numpy.
 
 import csv
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -229,7 +230,7 @@ def best_possible() -> dict[str, float]:
 def write_csv(directory: Path) -> tuple[Path, Path]:
     """Write the data set as `interactions.csv` and `items.csv`, like a user's own tables."""
     directory.mkdir(parents=True, exist_ok=True)
-    tables = {
+    tables: dict[str, list[Iterable[object]]] = {
         "interactions.csv": [("user", "item", "timestamp"), *interactions()],
         "items.csv": [("item", "title", "genre", "franchise"), *(item.values() for item in items())],
     }
