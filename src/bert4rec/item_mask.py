@@ -60,11 +60,8 @@ class ItemMask:
         """Of whole histories, one per row: all that was seen is hidden, or nothing."""
         if not exclude_seen:
             return cls(n_items, torch.empty(0, dtype=torch.int64), excluded)
-        lengths = histories.lengths
-        first = np.cumsum(lengths) - lengths  # of each history, when they are laid end to end
-        at = np.arange(lengths.sum()) + np.repeat(histories.starts - first, lengths)
-        rows = np.repeat(np.arange(len(histories)), lengths)
-        return cls(n_items, torch.from_numpy(rows * n_items + histories.tokens[at]), excluded)
+        rows = np.repeat(np.arange(len(histories)), histories.lengths)
+        return cls(n_items, torch.from_numpy(rows * n_items + histories.items()), excluded)
 
     def hide(self, scores: Tensor, first: int = 0) -> None:
         """Write -inf over what is masked in (B, C) scores of the items from `first` on."""

@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -55,8 +54,7 @@ class MarkovChain:
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: MarkovSettings, seed: int = 0) -> Self:
-        at = _positions(train)
-        items = np.asarray(train.tokens[at], dtype=np.int64)
+        items = train.items().astype(np.int64)
         follows = np.ones(len(items) + 1, dtype=np.bool_)
         follows[np.cumsum(train.lengths)] = False  # the first item of a span follows nothing
         follows = follows[1:-1]
@@ -94,11 +92,3 @@ class MarkovChain:
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], settings: MarkovSettings, n_items: int) -> Self:
         return cls(tensors["offsets"], tensors["columns"], tensors["counts"], tensors["popularity"])
-
-
-def _positions(spans: Spans) -> NDArray[np.int64]:
-    """Flat index of every token of every span, in order."""
-    lengths = spans.lengths
-    before = np.cumsum(lengths) - lengths
-    shifts: NDArray[np.int64] = np.repeat(spans.starts - before, lengths)
-    return shifts + np.arange(len(shifts))

@@ -35,8 +35,7 @@ class Popularity:
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: PopularitySettings, seed: int = 0) -> Self:
-        tokens = np.concatenate([train[i] for i in range(len(train))])
-        return cls(torch.from_numpy(np.bincount(tokens, minlength=n_items)))
+        return cls(torch.from_numpy(np.bincount(train.items(), minlength=n_items)))
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
         """(B,), (B, L) → (B, V) scores"""
