@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import duckdb
 
-from bert4rec.data.columns import Role, find_column, normalized, positions_without_header, require_column
+from bert4rec.data.columns import NAMES, Role, find_column, normalized, positions_without_header, require_column
 from bert4rec.data.database import connect
 from bert4rec.data.frames import frame_columns, write_frame
 from bert4rec.data.remote import fetch, is_remote, remote_tables
@@ -22,9 +22,9 @@ from bert4rec.data.table_file import (
     SourceTable,
     has_pattern,
     inspect_file,
-    open_unpacked,
     parquet_columns,
     readable,
+    unpacked,
 )
 from bert4rec.durable import sha256
 
@@ -177,7 +177,7 @@ def _with_roles(table: SourceTable, named: dict[Role, str | None]) -> SourceTabl
 def _item_table(source: Any, interactions: SourceTable, connection: duckdb.DuckDBPyConnection) -> SourceTable:
     if is_remote(source):
         raise ValueError(f"{source}: a table of items must be on this machine, so copy it here")
-    if isinstance(source, str):
+    if isinstance(source, str | Path):
         source = Path(source).expanduser()
     table = _table_of(source, ("item", "title"), Reading(), connection)
     if table.kind == "frame":
@@ -185,14 +185,12 @@ def _item_table(source: Any, interactions: SourceTable, connection: duckdb.DuckD
     table = replace(table, encoding=_utf8_or_latin1(table))
     if not table.has_header:  # MovieLens: u.item, movies.dat
         return replace(table, roles={"item": 0, "title": 1})
-    columns, name = table.columns, table.name
     # If two columns may hold the ids, the one with the name of the interactions' item column does.
     own_name = normalized(interactions.columns[interactions.roles["item"]])
-    same = next((column for column in columns if normalized(column) == own_name), None)
-    if same is None and find_column("item", columns, None, name) is None:
-        same = next((column for column in columns if normalized(column) == "id"), None)
-    roles: dict[Role, int] = {"item": require_column("item", columns, same, name)}
-    title_at = find_column("title", columns, None, name)
+    column_of = {normalized(column): column for column in reversed(table.columns)}
+    named = next((column_of[name] for name in (own_name, *NAMES["item"], "id") if name in column_of), None)
+    roles: dict[Role, int] = {"item": require_column("item", table.columns, named, table.name)}
+    title_at = find_column("title", table.columns, None, table.name)
     if title_at is not None and title_at != roles["item"]:
         roles["title"] = title_at
     return replace(table, roles=roles)
@@ -202,7 +200,7 @@ def _utf8_or_latin1(table: SourceTable) -> str:
     """Item tables are small and titles are only shown, so MovieLens' encoding is guessed."""
     if table.encoding != "utf-8" or table.kind in ("parquet", "frame"):
         return table.encoding
-    with readable(table.path), open_unpacked(table.path, table.is_gzip) as stream:
+    with unpacked(table) as stream:
         try:
             stream.read().decode("utf-8")
         except UnicodeDecodeError:
@@ -211,14 +209,14 @@ def _utf8_or_latin1(table: SourceTable) -> str:
 
 
 def _check_same_roles(tables: Sequence[SourceTable]) -> None:
-    for table in tables[1:]:
-        for role in ("time", "rating"):
-            if (role in table.roles) != (role in tables[0].roles):
-                with_it, without = (table, tables[0]) if role in table.roles else (tables[0], table)
-                raise ValueError(
-                    f"{with_it.name} has a {role} column and {without.name} has none: "
-                    f"read them apart, or name the column with {role}=…"
-                )
+    for role in ("time", "rating"):
+        with_it = [table.name for table in tables if role in table.roles]
+        without = [table.name for table in tables if role not in table.roles]
+        if with_it and without:
+            raise ValueError(
+                f"{with_it[0]} has a {role} column and {without[0]} has none: "
+                f"read them apart, or name the column with {role}=…"
+            )
 
 
 def _as_file(table: SourceTable, path: Path) -> SourceTable:

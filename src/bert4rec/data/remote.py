@@ -14,15 +14,11 @@ from urllib.parse import urlsplit
 import duckdb
 
 from bert4rec.data.database import connect, copy_to_parquet, first_line, identifier, limit_memory, parquet, quoted
-from bert4rec.data.table_file import SourceTable, parquet_columns, readable
+from bert4rec.data.table_file import SourceTable, has_pattern, parquet_columns, readable
 from bert4rec.environment import Environment
 
 BUCKETS = ("s3", "gs", "gcs", "r2")  # can be listed, so patterns work
 SCHEMES = (*BUCKETS, "https")
-ALLOW = "allow it with --allow-remote, allow_remote=True or BERT4REC_ALLOW_REMOTE=1"
-INSTALL = "bert4rec data install-httpfs"
-
-
 ADVICE = "; see docs/how-to/data.md about credentials and endpoints"
 
 
@@ -38,10 +34,13 @@ def remote_tables(pattern: str, *, is_allowed: bool) -> list[SourceTable]:
             f"{pattern}: addresses that can be read begin with {', '.join(f'{each}://' for each in SCHEMES)}"
         )
     if not (is_allowed or Environment().allow_remote):
-        raise ValueError(f"{pattern} is not on this machine: {ALLOW}")
+        raise ValueError(
+            f"{pattern} is not on this machine: allow it with --allow-remote, allow_remote=True or "
+            "BERT4REC_ALLOW_REMOTE=1"
+        )
     with _connect() as connection:
         urls = [pattern]
-        if scheme in BUCKETS and any(letter in pattern for letter in "*?["):
+        if scheme in BUCKETS and has_pattern(pattern):
             with readable(pattern, ADVICE):
                 found = connection.execute(f"SELECT file FROM glob({quoted(pattern)})").fetchall()
             urls = sorted(row[0] for row in found)
@@ -80,7 +79,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
     except duckdb.Error:
         raise ValueError(
             f"DuckDB {duckdb.__version__} has no httpfs extension on this machine, which reads "
-            f"remote files: `{INSTALL}` downloads it from DuckDB's site; or copy the files here"
+            f"remote files: `bert4rec data install-httpfs` downloads it from DuckDB's site; or copy the files here"
         ) from None
     secret = s3_settings()
     if secret:

@@ -50,7 +50,8 @@ class Spans:
         lengths = self.lengths
         at = np.repeat(self.starts - (lengths.cumsum() - lengths), lengths)
         at += np.arange(len(at))
-        return self.tokens[at]
+        items: NDArray[np.int32] = self.tokens[at]
+        return items
 
     def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
         """The spans `rows` as one matrix, padded at the end to the longest of them."""

@@ -131,12 +131,11 @@ def inspect_file(
         raise ValueError(f"{path} is a directory without Parquet files: name a file in it, or a pattern such as *.csv")
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
-    with readable(path):
-        with path.open("rb") as file:
-            is_gzip = file.read(2) == b"\x1f\x8b"
-        with open_unpacked(path, is_gzip) as file:
-            head = file.read(HEAD_BYTES)
+    with readable(path), path.open("rb") as packed:
+        is_gzip = packed.read(2) == b"\x1f\x8b"
     table = SourceTable(str(path), path, "text", is_gzip=is_gzip)
+    with unpacked(table) as file:
+        head = file.read(HEAD_BYTES)
     if head.startswith(b"PAR1"):
         table = replace(table, kind="parquet")
         with tempfile.TemporaryDirectory() as folder, readable(path):
@@ -253,11 +252,14 @@ def parquet_columns(connection: duckdb.DuckDBPyConnection, path: Path | str) -> 
     return {row[0]: row[1] for row in rows}
 
 
-def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
-    return gzip.open(path, "rb") if is_gzip else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def unpacked(table: SourceTable) -> Iterator[IO[bytes]]:
+    """The bytes of a file without its gzip; an error names the file."""
+    with readable(table.path), gzip.open(table.path) if table.is_gzip else table.path.open("rb") as file:
+        yield file  # type: ignore[misc]
 
 
-def has_pattern(path: Path) -> bool:
+def has_pattern(path: Path | str) -> bool:
     """Does the path contain a character that DuckDB would expand?"""
     return any(character in str(path) for character in "*?[")
 
@@ -270,7 +272,7 @@ def unpack(table: SourceTable, folder: Path) -> Path:
     if table.is_plain:
         return table.path
     copy = folder / f"unpacked_{len(list(folder.iterdir()))}"
-    with readable(table.path), open_unpacked(table.path, table.is_gzip) as source:
+    with unpacked(table) as source:
         if table.is_utf8:
             with copy.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -289,7 +291,7 @@ def line_of_row(table: SourceTable, row: int) -> int:
     record = row + (table.kind == "text" and table.has_header)
     if table.kind not in ("text", "json lines"):
         return record + 1
-    with readable(table.path), open_unpacked(table.path, table.is_gzip) as stream:
+    with unpacked(table) as stream:
         text = io.TextIOWrapper(stream, table.encoding, errors="replace", newline="")
         reader = csv.reader(
             itertools.islice(text, table.skip, None),
