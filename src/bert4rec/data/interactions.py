@@ -67,8 +67,8 @@ class Interactions:
         """
         with connect() as connection:
             tables = [
-                _with_roles(_table_of(one, ("user", "item"), reading, connection), reading.columns)
-                for one in _single_sources(source, reading.allow_remote)
+                _with_roles(table, reading.columns)
+                for table in _tables_of(source, ("user", "item"), reading, connection)
             ]
             items = None if reading.items is None else _item_table(reading.items, tables[0], connection)
         _check_same_roles(tables)
@@ -114,23 +114,24 @@ class Interactions:
             n_done += size
 
 
-def _single_sources(source: Any, allow_remote: bool) -> Sequence[Any]:
-    """Single tables: the files of a pattern or a folder, the paths of a list."""
+def _tables_of(
+    source: Any, roles: Sequence[Role], reading: Reading, connection: duckdb.DuckDBPyConnection
+) -> list[SourceTable]:
+    """Single tables: the files of a pattern or a folder, the paths of a list, a frame."""
     if is_remote(source):
-        return remote_tables(source, is_allowed=allow_remote)
+        return remote_tables(source, is_allowed=reading.allow_remote)
     if isinstance(source, str | Path):
-        path = Path(source).expanduser()
+        paths = [path := Path(source).expanduser()]
         if path.is_dir():
-            return _parquet_files(path) or [path]
-        if not path.exists() and has_pattern(path):
-            matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-            if not matches:
+            paths = _parquet_files(path) or [path]
+        elif not path.exists() and has_pattern(path):
+            paths = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+            if not paths:
                 raise ValueError(f"no file matches {source}")
-            return matches
-        return [path]
+        return [inspect_file(each, roles, reading, connection) for each in paths]
     if isinstance(source, list | tuple) and source and isinstance(source[0], str | Path):
-        return [path for one in source for path in _single_sources(one, allow_remote)]
-    return [source]
+        return [table for one in source for table in _tables_of(one, roles, reading, connection)]
+    return [SourceTable(f"the {type(source).__name__}", source, "frame", frame_columns(source))]
 
 
 def _parquet_files(folder: Path) -> list[Path]:
@@ -141,16 +142,6 @@ def _parquet_files(folder: Path) -> list[Path]:
     found = (path.relative_to(folder) for path in folder.rglob("*.parquet"))
     kept = [path for path in found if not any(part.startswith((".", "_")) for part in path.parts)]
     return [folder / path for path in sorted(kept) if (folder / path).is_file()]
-
-
-def _table_of(
-    source: Any, roles: Sequence[Role], reading: Reading, connection: duckdb.DuckDBPyConnection
-) -> SourceTable:
-    if isinstance(source, SourceTable):
-        return source
-    if isinstance(source, Path):
-        return inspect_file(source, roles, reading, connection)
-    return SourceTable(f"the {type(source).__name__}", source, "frame", frame_columns(source))
 
 
 def _with_roles(table: SourceTable, named: dict[Role, str | None]) -> SourceTable:
@@ -177,9 +168,9 @@ def _with_roles(table: SourceTable, named: dict[Role, str | None]) -> SourceTabl
 def _item_table(source: Any, interactions: SourceTable, connection: duckdb.DuckDBPyConnection) -> SourceTable:
     if is_remote(source):
         raise ValueError(f"{source}: a table of items must be on this machine, so copy it here")
-    if isinstance(source, str | Path):
-        source = Path(source).expanduser()
-    table = _table_of(source, ("item", "title"), Reading(), connection)
+    table, *more = _tables_of(source, ("item", "title"), Reading(), connection)
+    if more:
+        raise ValueError(f"{source}: a table of items must be one file, and these are {1 + len(more)}")
     if table.kind == "frame":
         table = replace(table, name=f"{table.name} of items")
     table = replace(table, encoding=_utf8_or_latin1(table))

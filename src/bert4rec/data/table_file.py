@@ -24,7 +24,7 @@ from typing import IO, Any, Literal
 
 import duckdb
 
-from bert4rec.data.columns import Role, is_known_name
+from bert4rec.data.columns import NAMES, Role, normalized
 from bert4rec.data.database import first_line, parquet
 
 OnBadRows = Literal["error", "skip"]
@@ -33,6 +33,7 @@ HEAD_BYTES = 1 << 17  # enough of a file to recognize its format
 DELIMITERS = ("::", "\t", ",", ";", "|", " ")  # a blank last: dates and titles hold blanks too
 USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".inter": "\t"}
 SPELLED_DELIMITER = {"tab": "\t", "\\t": "\t"}  # as typed on a command line
+VALUE = re.compile(r'"?[-+]?\d[\d.:TZeE+ -]*"?')  # a number or a date: no name of a column
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,9 @@ def _inspect_text(table: SourceTable, sample: str, roles: Sequence[Role], readin
         raise ValueError(f"{path} has only one column{by}; its first line is {line[:80]!r}, {advice}")
     header, first = reading.header, rows[0]
     if header is None:
-        named = set(reading.columns.values())
-        is_named = any(cell in named or is_known_name(cell, *roles) for cell in first)
-        header = is_named or not any(_looks_like_a_value(cell) for cell in first)
+        named, usual = set(reading.columns.values()), {name for role in roles for name in NAMES[role]}
+        is_named = any(cell in named or normalized(cell) in usual for cell in first)
+        header = is_named or not any(VALUE.fullmatch(cell.strip()) for cell in first)
     columns = first if header else [f"column{at + 1}" for at in range(len(first))]
     # Commas need quoting. With other delimiters a quote is mostly part of a title, unless it
     # encloses whole cells.
@@ -240,10 +241,6 @@ def split_rows(sample: str, delimiter: str) -> list[list[str]]:
         return [row for row in reader if row]
     except csv.Error:
         return []
-
-
-def _looks_like_a_value(cell: str) -> bool:
-    return bool(re.fullmatch(r'"?[-+]?\d[\d.:TZeE+ -]*"?', cell.strip()))
 
 
 def parquet_columns(connection: duckdb.DuckDBPyConnection, path: Path | str) -> dict[str, str]:
