@@ -83,12 +83,12 @@ class _Part:
             n_done = n_held if resumes else 0
             length = response.headers.get("Content-Length", "")
             n_total = n_done + int(length) if length.isdecimal() else None
-            if not resumes:
-                etag = response.headers.get("ETag", "")
-                strong = etag if etag.startswith('"') else None  # If-Range may not have a weak one
-                validator = strong or response.headers.get("Last-Modified", "")
-                self.version.write_text(f"{self.url}\n{validator}", encoding="utf-8")
             with self.path.open("ab" if resumes else "wb") as file:
+                if not resumes:
+                    etag = response.headers.get("ETag", "")
+                    strong = etag if etag.startswith('"') else None  # If-Range may not have a weak one
+                    validator = strong or response.headers.get("Last-Modified", "")
+                    self.version.write_text(f"{self.url}\n{validator}", encoding="utf-8")
                 while True:
                     n_bytes = max(n_done, n_total or 0)  # the server may give no length, or a wrong one
                     if n_bytes > max_bytes:

@@ -121,7 +121,8 @@ def _tables_of(
     if is_remote(source):
         return remote_tables(source, is_allowed=reading.allow_remote)
     if isinstance(source, str | Path):
-        paths = [path := Path(source).expanduser()]
+        path = Path(source).expanduser()
+        paths = [path]
         if path.is_dir():
             paths = _parquet_files(path) or [path]
         elif not path.exists() and has_pattern(path):

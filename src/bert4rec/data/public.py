@@ -65,7 +65,7 @@ class PublicDataset:
     def films(self, path: Path) -> Iterator[tuple[str, str, str]]:
         """The item, title and genres of each film in the publisher's list."""
         rows = split_rows(path.read_text(encoding=self.item_encoding), self.item_delimiter or self.delimiter)
-        for item, title, *others in rows[self.has_header :]:
+        for item, title, *others in rows[1:] if self.has_header else rows:
             genres = others[-1]
             if self.genres:
                 flags = zip(self.genres, others[-len(self.genres) :], strict=True)

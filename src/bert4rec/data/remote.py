@@ -79,7 +79,7 @@ def _connect() -> duckdb.DuckDBPyConnection:
     except duckdb.Error:
         raise ValueError(
             f"DuckDB {duckdb.__version__} has no httpfs extension on this machine, which reads "
-            f"remote files: `bert4rec data install-httpfs` downloads it from DuckDB's site; or copy the files here"
+            "remote files: `bert4rec data install-httpfs` downloads it from DuckDB's site; or copy the files here"
         ) from None
     secret = s3_settings()
     if secret:
