@@ -1,5 +1,6 @@
 """The audit counts what was put into the data, and nothing in clean data."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_report_prints_and_exports(tmp_path: Path) -> None:
     assert "2 users, 3 items, 6 interactions" in text
     assert all(check.name in text for check in found.checks)
     assert "no time column" in text
-    assert found.as_dict()["checks"][0]["name"] == "users too short"
+    assert asdict(found)["checks"][0]["name"] == "users too short"
 
 
 def test_known_facts_of_real_data(shared_data: Path, tmp_path: Path) -> None:

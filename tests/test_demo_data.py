@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from bert4rec.data import demo
 from bert4rec.data.sequences import Sequences
+from bert4rec.data.sources import Reading, open_data
 from bert4rec.data.splits import Split, leave_one_out
 
 Scorer = Callable[[NDArray[np.int32]], NDArray[np.float64]]
 
 
 @pytest.fixture(scope="module")
-def sequences() -> Sequences:
-    return demo.sequences()
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> Sequences:
+    folder = tmp_path_factory.mktemp("demo")
+    table, items = demo.write_csv(folder)
+    return open_data(table, reading=Reading(items=items), out=folder / "prepared")
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +180,8 @@ DIGEST = "b61d53b545c4f9dc597d9054761f6bd8ad45ba2294fce5ff7a68920e4bc81dcb"
 def test_data_is_the_same_in_every_process_and_needs_no_torch() -> None:
     assert hashlib.sha256(repr(demo.interactions()).encode()).hexdigest() == DIGEST
     code = (
-        "import hashlib, sys; from bert4rec.data import demo, public; "
-        "print(hashlib.sha256(repr(demo.interactions()).encode()).hexdigest()); demo.sequences(); "
+        "import hashlib, sys; from bert4rec.data import demo, sources; "
+        "print(hashlib.sha256(repr(demo.interactions()).encode()).hexdigest()); "
         "sys.exit('torch' in sys.modules)"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,6 +16,7 @@ from served import serve
 
 from bert4rec import __version__
 from bert4rec.data import demo
+from bert4rec.data.sources import open_data
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.recommender import Recommender
 
@@ -92,7 +93,7 @@ def test_batch_recommendations_equal_the_librarys(demo_run: tuple[Path, str], ca
     assert rows[0] == rows[1] == rows[2]
     assert len(rows[0]) == 3 * 3000
     recommender = Recommender.load(out)
-    sequences = demo.sequences()
+    sequences = open_data(demo.write_csv(tmp_path)[0], out=tmp_path / "prepared")
     history = [sequences.vocabulary.raw(token) for token in sequences[5].tolist()]
     expected = [each.item for each in recommender.recommend(history, k=3)]
     user = sequences.user_ids[5]

@@ -308,6 +308,9 @@ def test_item_table_gives_titles_and_keeps_other_columns(tmp_path: Path) -> None
     prepared = prepare(interactions, out=tmp_path / "prepared", progress=said.append)
     assert prepared.vocabulary.titles == ["One", None, "Three"]
     assert any(line.startswith("left out 2 rows of ") for line in said)
+    (tmp_path / "more.csv").write_text("id,title\n4,Four\n")
+    with pytest.raises(ValueError, match="must be one file, and these are 2"):
+        read(events, tmp_path, items=tmp_path / "*.csv")
     with pytest.raises(ValueError, match="none of the 3 items is in"):
         read(events, tmp_path, items=pl.DataFrame({"item": ["x"], "title": ["y"]}))
 

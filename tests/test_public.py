@@ -10,7 +10,6 @@ import pytest
 from https_site import Site, authority, site, zip_of
 from prepared import decoded
 
-from bert4rec.data import public
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
 from bert4rec.data.public import DATASETS, get
@@ -176,7 +175,7 @@ def test_every_entry_is_complete() -> None:
         assert dataset.item_table is None or dataset.item_table in dataset.files
         assert dataset.licence
         assert dataset.citation
-        assert (dataset.item_table is not None) == (name in public.FILM_LISTS)
+        assert set(dataset.files) <= {dataset.file_name, *(Path(member).name for member in dataset.members)}
 
 
 def test_real_ml_100k_is_read_with_titles(shared_data: Path, tmp_path: Path) -> None:
@@ -194,11 +193,11 @@ def test_real_ml_100k_is_read_with_titles(shared_data: Path, tmp_path: Path) -> 
 
 
 def test_real_movie_lists_parse_to_the_last_line(shared_data: Path) -> None:
-    films = public.FILM_LISTS["ml-1m"](shared_data / "ml-1m" / "movies.dat")
+    films = list(DATASETS["ml-1m"].films(shared_data / "ml-1m" / "movies.dat"))
     assert len(films) == 3883
     assert all(item.isdecimal() and title and genres for item, title, genres in films)
     assert films[0] == ("1", "Toy Story (1995)", "Animation|Children's|Comedy")
-    assert len(public.FILM_LISTS["ml-100k"](shared_data / "ml-100k" / "u.item")) == 1682
+    assert len(list(DATASETS["ml-100k"].films(shared_data / "ml-100k" / "u.item"))) == 1682
 
 
 def test_real_beauty_is_what_the_pinned_checksum_says(shared_data: Path, tmp_path: Path) -> None:

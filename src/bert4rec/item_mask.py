@@ -61,7 +61,7 @@ class ItemMask:
         if not exclude_seen:
             return cls(n_items, torch.empty(0, dtype=torch.int64), excluded)
         rows = np.repeat(np.arange(len(histories)), histories.lengths)
-        return cls(n_items, torch.from_numpy(rows * n_items + histories.tokens[histories.places]), excluded)
+        return cls(n_items, torch.from_numpy(rows * n_items + histories.items()), excluded)
 
     def hide(self, scores: Tensor, first: int = 0) -> None:
         """Write -inf over what is masked in (B, C) scores of the items from `first` on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,7 @@ def audit(
     settings = load_config(recipe, config, overrides or ())
     report = audit_sequences(table.open(data, settings.data))
     if as_json:
-        output.print_json(json.dumps(report.as_dict()))
+        output.print_json(json.dumps(asdict(report)))
     else:
         output.print(report.render())
 

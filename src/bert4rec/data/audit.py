@@ -6,10 +6,9 @@ training here, since the validation item is part of the test history.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,9 +84,6 @@ class AuditReport:
     def __getitem__(self, name: str) -> Check:
         return next(check for check in self.checks if check.name == name)
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     def render(self) -> Group:
         """The report as a table for a rich console."""
         size = f"{self.n_users:,} users, {self.n_items:,} items, {self.n_interactions:,} interactions"
@@ -131,25 +127,16 @@ def _time_checks(sequences: Sequences, last: NDArray[np.int64], n_duplicates: in
     if sequences.times is None:
         advice = "file order counts as time order, and leakage cannot be measured"
         return [Check("no time column", 1, 1.0, "data", "note", advice)]
-    times = sequences.times
-    test_times = np.asarray(times[last])
-    is_train = np.ones(len(times), dtype=bool)
-    is_train[last] = False
-    later = _share_later(np.sort(times[is_train]), test_times)
-    n_train = int(is_train.sum())
+    times = np.asarray(sequences.times)
+    test_times, train_times = times[last], np.sort(np.delete(times, last))
+    # The mean over test users of the share of training interactions after their test time.
+    n_until = np.searchsorted(train_times, test_times, side="right")
+    later = float(1 - n_until.mean() / len(train_times)) if len(last) else 0.0
     return [
         _check("tied times at the split", int((test_times == times[last - 1]).sum()), len(last)),
-        _check("training after the test time", math.ceil(later * n_train), n_train, later),
+        _check("training after the test time", math.ceil(later * len(train_times)), len(train_times), later),
         _check("duplicate rows", n_duplicates, len(times)),
     ]
-
-
-def _share_later(train_times: NDArray[np.int64], test_times: NDArray[np.int64]) -> float:
-    """Mean over test users of the share of training interactions after their test time."""
-    if not len(train_times) or not len(test_times):
-        return 0.0
-    n_until = np.searchsorted(train_times, test_times, side="right")
-    return float(1 - n_until.mean() / len(train_times))
 
 
 def _repeats(sequences: Sequences) -> tuple[int, int, int]:

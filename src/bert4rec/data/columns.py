@@ -33,10 +33,6 @@ def normalized(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.split(":")[0].casefold())
 
 
-def is_known_name(text: str, *roles: Role) -> bool:
-    return any(normalized(text) in NAMES[role] for role in roles)
-
-
 def find_column(role: Role, columns: Sequence[str], named: str | None, table: str) -> int | None:
     """The position of the column for `role`: the one that is `named`, else one with a usual name.
 
@@ -68,12 +64,8 @@ def require_column(role: Role, columns: Sequence[str], named: str | None, table:
 
 def positions_without_header(n_columns: int) -> dict[Role, int]:
     """`user item` (SASRec), `user item time`, or `user item rating time` (MovieLens)."""
-    roles: dict[Role, int] = {"user": 0, "item": 1}
-    if n_columns == 3:
-        roles["time"] = 2
-    elif n_columns >= 4:
-        roles |= {"rating": 2, "time": 3}
-    return roles
+    roles: tuple[Role, ...] = ("user", "item", "time") if n_columns == 3 else ("user", "item", "rating", "time")
+    return {role: at for at, role in enumerate(roles[:n_columns])}
 
 
 def _listed(columns: Sequence[str]) -> str:

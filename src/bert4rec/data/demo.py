@@ -15,14 +15,16 @@ same on every platform and with every version of numpy.
 """
 
 import csv
+import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bert4rec.data.sequences import Sequences, Vocabulary
 from bert4rec.durable import new_file
 
 # Legend: U members still watching, V films, F franchises.
@@ -41,45 +43,11 @@ TASTE_UNITS = 1000  # a taste is this many units spread over the genres
 FIRST_TIME = 1_672_531_200  # 2023-01-01, in seconds
 HOUR = 3600
 
-
 PARTS = (3, 4, 5, 6, 7)  # of the five franchises of each genre
 N_SINGLES = 20  # films outside franchises, per genre
 
-# Ten adjectives and ten nouns per genre; no noun is in two genres, so no two titles are equal.
-WORDS = {
-    "Adventure": (
-        "Glass Hidden Burning Emerald Lost Copper Broken Northern Drowned Whispering",
-        "Harbour Caravan Lagoon Compass Jungle Expedition Lighthouse Volcano Atlas Island",
-    ),
-    "Comedy": (
-        "Accidental Borrowed Clumsy Reluctant Cheerful Inverted Awkward Second-Hand Noisy Wobbly",
-        "Butler Wedding Neighbour Landlord Orchestra Bakery Mayor Holiday Dentist Reunion",
-    ),
-    "Crime": (
-        "Silent Crooked Velvet Midnight Marked Paper Cold Double Nameless Patient",
-        "Alibi Informer Heist Verdict Witness Ransom Inspector Forger Ledger Suspect",
-    ),
-    "Drama": (
-        "Quiet Fading Autumn Distant Tender Unfinished Slow Winter Faithful Salted",
-        "Letter Orchard Daughter River Farewell Window Teacher Garden Promise Station",
-    ),
-    "Fantasy": (
-        "Silver Thorn Seventh Moonlit Forgotten Ivory Sleeping Crimson Wandering Elder",
-        "Crown Dragon Oracle Kingdom Sorcerer Gate Raven Tower Prophecy Giant",
-    ),
-    "Horror": (
-        "Hollow Pale Rotting Locked Crawling Faceless Buried Starving Blind Thirteenth",
-        "Cellar Mirror Scarecrow Asylum Nursery Chapel Doll Swamp Visitor Attic",
-    ),
-    "Romance": (
-        "Sunlit Parisian Stolen Summer Secret Golden Sudden Handwritten Rainy Barefoot",
-        "Kiss Terrace Dance Bouquet Stranger Balcony Melody Sailor Café Proposal",
-    ),
-    "Space": (
-        "Orbital Frozen Last Magnetic Solar Stranded Quantum Red Infinite Orphan",
-        "Colony Signal Comet Beacon Starship Airlock Nebula Android Frontier Satellite",
-    ),
-}
+# Per genre, ten adjectives and ten nouns.
+WORDS = tomllib.loads((resources.files("bert4rec.data") / "demo_words.toml").read_text(encoding="utf-8"))
 N_GENRES = len(WORDS)
 ROMAN = ("", " II", " III", " IV", " V", " VI", " VII")
 
@@ -89,8 +57,6 @@ class DemoFilms:
     """The invented films as arrays; a film is its row."""
 
     titles: list[str]
-    genres: list[str]
-    franchises: list[str | None]
     genre: NDArray[np.int64]  # (V,)
     franchise: NDArray[np.int64]  # (V,), F where there is none
     part: NDArray[np.int64]  # (F + 1, 8): the film that is this part, V past the end
@@ -99,35 +65,27 @@ class DemoFilms:
 
 @lru_cache(maxsize=1)
 def catalogue() -> DemoFilms:
-    films: list[tuple[str, str, str | None]] = []
-    for genre, (adjectives, nouns) in WORDS.items():
-        adjective, noun = adjectives.split(), nouns.split()
+    n_franchises = N_GENRES * len(PARTS)
+    films: list[tuple[str, int, int, int]] = []
+    for g, words in enumerate(WORDS.values()):
+        adjectives, nouns = words["adjectives"].split(), words["nouns"].split()
+        # The first parts are among the better known films, interleaved with single ones. The genre's
+        # number is added so that equally high ranks of two genres do not tie.
         for f, n_parts in enumerate(PARTS):
-            name = f"The {adjective[f]} {noun[f]}"
-            films += [(name + ROMAN[p], genre, name) for p in range(n_parts)]
+            name, appeal = f"The {adjectives[f]} {nouns[f]}", 1000 // (2 * f + 1) + g
+            films += [(name + ROMAN[p], g, g * len(PARTS) + f, 0 if p else appeal) for p in range(n_parts)]
         for s in range(N_SINGLES):  # off the diagonal, where the franchises are
-            films.append((f"{adjective[s % 10]} {noun[(s + 1 + s // 10) % 10]}", genre, None))
-    titles, genres, franchises = (list(column) for column in zip(*films, strict=True))
+            rank = s + min(s + 1, len(PARTS))
+            title = f"{adjectives[s % 10]} {nouns[(s + 1 + s // 10) % 10]}"
+            films.append((title, g, n_franchises, 1000 // (rank + 1) + g))
+    titles = [film[0] for film in films]
+    genre, franchise, appeals = np.array([film[1:] for film in films]).T
 
-    names = sorted({name for name in franchises if name is not None}, key=franchises.index)
-    franchise = np.array([names.index(n) if n else len(names) for n in franchises])
-    part = np.full((len(names) + 1, len(ROMAN) + 1), len(films))
-    for f in range(len(names)):
+    part = np.full((n_franchises + 1, len(ROMAN) + 1), len(films))
+    for f in range(n_franchises):
         members = np.flatnonzero(franchise == f)
         part[f, : len(members)] = members
-
-    appeal = np.zeros(len(films), np.int64)
-    for g, genre in enumerate(WORDS):
-        own = [i for i, own_genre in enumerate(genres) if own_genre == genre]
-        firsts = [i for i in own if franchises[i] == titles[i]]
-        singles = [i for i in own if franchises[i] is None]
-        # Franchises are among the better known films, interleaved with single ones.
-        by_rank = [film for pair in zip(firsts, singles, strict=False) for film in pair]
-        by_rank += singles[len(firsts) :]
-        # The genre's number is added so that equally high ranks of two genres do not tie.
-        appeal[by_rank] = [1000 // (rank + 1) + g for rank in range(len(by_rank))]
-    index = {genre: g for g, genre in enumerate(WORDS)}
-    return DemoFilms(titles, genres, franchises, np.array([index[g] for g in genres]), franchise, part, appeal)
+    return DemoFilms(titles, genre, franchise, part, appeals)
 
 
 class _Club:
@@ -230,10 +188,6 @@ def _viewings() -> _Viewings:
     return _Viewings(film[is_real], seconds[is_real], lengths, last_rank, last_chances)
 
 
-def _user_ids() -> list[str]:
-    return [f"u{row + 1:04d}" for row in range(N_USERS)]
-
-
 def _item_ids() -> list[str]:
     return [f"m{row + 1:04d}" for row in range(len(catalogue().titles))]
 
@@ -241,40 +195,19 @@ def _item_ids() -> list[str]:
 def interactions() -> list[tuple[str, str, int]]:
     """(user, item, unix seconds), user by user and in time order."""
     viewings, names = _viewings(), _item_ids()
-    users = np.repeat(np.array(_user_ids()), viewings.lengths).tolist()
+    users = np.repeat([f"u{row + 1:04d}" for row in range(N_USERS)], viewings.lengths).tolist()
     films = [names[film] for film in viewings.film.tolist()]
     return list(zip(users, films, viewings.seconds.tolist(), strict=True))
 
 
 def items() -> list[dict[str, str | None]]:
-    """The catalogue: item, title, genre, franchise."""
-    films = catalogue()
-    rows = zip(_item_ids(), films.titles, films.genres, films.franchises, strict=True)
-    return [dict(zip(("item", "title", "genre", "franchise"), row, strict=True)) for row in rows]
-
-
-def sequences() -> Sequences:
-    """The data set, prepared for training."""
-    films, viewings, names = catalogue(), _viewings(), _item_ids()
-    counts = np.bincount(viewings.film, minlength=len(names))
-    by_count = np.argsort(-counts, kind="stable")  # rows are in the order of their ids
-    by_count = by_count[counts[by_count] > 0]
-    token_of = np.full(len(names), -1, np.int32)
-    token_of[by_count] = np.arange(len(by_count), dtype=np.int32)
-    vocabulary = Vocabulary(
-        [names[film] for film in by_count],
-        counts[by_count],
-        [films.titles[film] for film in by_count],
-        extra={
-            "genre": [films.genres[film] for film in by_count],
-            "franchise": [films.franchises[film] for film in by_count],
-        },
-    )
-    offsets = np.concatenate([[0], viewings.lengths.cumsum()])
-    meta = {"source": "demo", "dropped": [], "filters": {}}
-    return Sequences(
-        token_of[viewings.film], offsets, vocabulary, _user_ids(), times=viewings.seconds * 1_000_000, meta=meta
-    )
+    """The catalogue: item, title, genre, franchise (its first part's title)."""
+    films, genres = catalogue(), list(WORDS)
+    titles = [*films.titles, None]
+    return [
+        {"item": item, "title": title, "genre": genres[g], "franchise": titles[films.part[f, 0]]}
+        for item, title, g, f in zip(_item_ids(), films.titles, films.genre, films.franchise, strict=True)
+    ]
 
 
 def best_possible() -> dict[str, float]:
@@ -297,13 +230,11 @@ def best_possible() -> dict[str, float]:
 def write_csv(directory: Path) -> tuple[Path, Path]:
     """Write the data set as `interactions.csv` and `items.csv`, like a user's own tables."""
     directory.mkdir(parents=True, exist_ok=True)
-    paths = directory / "interactions.csv", directory / "items.csv"
-    with new_file(paths[0]) as path, path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "timestamp"])
-        writer.writerows(interactions())
-    with new_file(paths[1]) as path, path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, ["item", "title", "genre", "franchise"])
-        table.writeheader()
-        table.writerows(items())
-    return paths
+    tables: dict[str, list[Iterable[object]]] = {
+        "interactions.csv": [("user", "item", "timestamp"), *interactions()],
+        "items.csv": [("item", "title", "genre", "franchise"), *(item.values() for item in items())],
+    }
+    for name, rows in tables.items():
+        with new_file(directory / name) as path, path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(rows)
+    return directory / "interactions.csv", directory / "items.csv"

@@ -2,19 +2,18 @@
 
 import hashlib
 import http.client
-import json
 import os
+import shutil
 import ssl
 import stat
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path, PurePosixPath
-from typing import IO
+
+from bert4rec.durable import new_file
 
 OnDownload = Callable[[int, int | None], None]  # bytes done, bytes in all (None: unknown)
 
@@ -32,147 +31,89 @@ def download(
     What has arrived is kept in `target.part`. The next call requests only the rest, if the server
     still has the same file (If-Range); otherwise it starts over. The caller checks the contents.
     """
-    _require_https(url)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
     target.parent.mkdir(parents=True, exist_ok=True)
-    opener = _https_only_opener(context)
-    transfer = _Transfer(url, target.with_name(target.name + ".part"), max_bytes, progress, opener)
+    part = _Part(target.with_name(target.name + ".part"), url)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            transfer.run()
+            part.complete(opener, max_bytes, progress)
             break
-        except (urllib.error.URLError, http.client.HTTPException, _ConnectionLost) as error:
-            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError):
-                reason = getattr(error, "reason", None) or error or type(error).__name__
+        except (OSError, http.client.HTTPException) as error:
+            code = getattr(error, "code", None)  # of a response that is an error
+            is_too_long = code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+            if is_too_long:  # what we hold is not the beginning of this file
+                part.path.unlink(missing_ok=True)
+            if attempt == ATTEMPTS or (code is not None and not is_too_long):
+                reason = getattr(error, "reason", None) or str(error) or type(error).__name__
                 raise ValueError(f"could not download {url}: {reason}") from error
-    transfer.part.replace(target)
-    transfer.note.unlink(missing_ok=True)
+    part.path.replace(target)
+    part.version.unlink(missing_ok=True)
 
 
-class _ConnectionLost(Exception):
-    """The transfer ended before all bytes had arrived."""
+class _HttpsOnly(urllib.request.BaseHandler):
+    """Is asked first about every address, that of a redirect too."""
+
+    def default_open(self, request: urllib.request.Request) -> None:
+        if request.type != "https":
+            raise ValueError(f"refusing to download {request.full_url}: only https addresses are allowed")
 
 
 @dataclass(frozen=True)
-class _Transfer:
-    """Brings `part` to its full length; a note beside it says which version of the file it is."""
+class _Part:
+    """The beginning of a file; a note beside it says of which version."""
 
+    path: Path
     url: str
-    part: Path
-    max_bytes: int
-    progress: OnDownload | None
-    opener: urllib.request.OpenerDirector
 
     @property
-    def note(self) -> Path:
-        return self.part.with_name(self.part.name + ".json")
+    def version(self) -> Path:
+        return self.path.with_name(self.path.name + ".version")
 
-    def run(self) -> None:
+    def complete(self, opener: urllib.request.OpenerDirector, max_bytes: int, progress: OnDownload | None) -> None:
         """Send one request for what is missing, and append the response."""
-        request = urllib.request.Request(self.url, headers={"User-Agent": "bert4rec"})
-        n_held, validator = self._held()
+        n_held, version = self._held()
+        headers = {"User-Agent": "bert4rec"}
         if n_held:
-            request.add_header("Range", f"bytes={n_held}-")
-            request.add_header("If-Range", validator)
-        try:
-            response = self.opener.open(request, timeout=TIMEOUT)
-        except urllib.error.HTTPError as error:
-            if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not n_held:
-                raise
-            # Our part is as long as the file, or longer: it is not a beginning of it.
-            self.part.unlink()
-            return self.run()
-        except urllib.error.URLError:
-            raise
-        except OSError as error:  # urllib wraps errors of the request, not those of the wait
-            raise _ConnectionLost(str(error) or type(error).__name__) from error
-        with response:
+            headers |= {"Range": f"bytes={n_held}-", "If-Range": version}
+        with opener.open(urllib.request.Request(self.url, headers=headers), timeout=TIMEOUT) as response:
             resumes = response.status == http.client.PARTIAL_CONTENT
-            sent = response.headers.get("Content-Range", "")
-            if resumes and not sent.startswith(f"bytes {n_held}-"):
-                self.part.unlink()
-                raise _ConnectionLost("the server sent another range than the requested one")
+            if resumes and not response.headers.get("Content-Range", "").startswith(f"bytes {n_held}-"):
+                self.path.unlink()
+                raise ConnectionError("the server sent another range than the requested one")
             n_done = n_held if resumes else 0
-            length = response.headers.get("Content-Length")
-            n_total = n_done + int(length) if length is not None and length.isdecimal() else None
-            if n_total is not None and n_total > self.max_bytes:
-                self.part.unlink(missing_ok=True)
-                raise self._too_large(n_total)
-            if not resumes:
-                self._write_note(response.headers)
-            with self.part.open("ab" if resumes else "wb") as file:
-                self._copy(response, file, n_done, n_total)
+            length = response.headers.get("Content-Length", "")
+            n_total = n_done + int(length) if length.isdecimal() else None
+            with self.path.open("ab" if resumes else "wb") as file:
+                if not resumes:
+                    etag = response.headers.get("ETag", "")
+                    strong = etag if etag.startswith('"') else None  # If-Range may not have a weak one
+                    validator = strong or response.headers.get("Last-Modified", "")
+                    self.version.write_text(f"{self.url}\n{validator}", encoding="utf-8")
+                while True:
+                    n_bytes = max(n_done, n_total or 0)  # the server may give no length, or a wrong one
+                    if n_bytes > max_bytes:
+                        file.truncate(0)
+                        raise ValueError(
+                            f"{self.url} sends {n_bytes:,} bytes or more; at most {max_bytes:,} are expected"
+                        )
+                    if progress is not None:
+                        progress(n_done, n_total)
+                    chunk = response.read(CHUNK)
+                    if not chunk:
+                        break
+                    file.write(chunk)
+                    n_done += len(chunk)
+                if n_total is not None and n_done < n_total:
+                    raise ConnectionError(f"the connection ended after {n_done:,} of {n_total:,} bytes")
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _copy(self, response: IO[bytes], file: IO[bytes], n_done: int, n_total: int | None) -> None:
-        while True:
-            if self.progress is not None:
-                self.progress(n_done, n_total)
-            try:
-                chunk = response.read(CHUNK)
-            except OSError as error:  # of the network; errors of the disk are not caught
-                raise _ConnectionLost(str(error)) from error
-            if not chunk:
-                break
-            n_done += len(chunk)
-            if n_done > self.max_bytes:  # the server gave no length, or a wrong one
-                file.truncate(0)
-                raise self._too_large(n_done)
-            file.write(chunk)
-        if n_total is not None and n_done < n_total:
-            raise _ConnectionLost(f"the connection ended after {n_done:,} of {n_total:,} bytes")
-
-    def _too_large(self, n_bytes: int) -> ValueError:
-        return ValueError(f"{self.url} sends {n_bytes:,} bytes or more; at most {self.max_bytes:,} are expected")
-
-    def _write_note(self, headers: Message) -> None:
-        etag = headers.get("ETag", "")
-        strong = etag if etag.startswith('"') else None  # If-Range may not have a weak one
-        note = {"url": self.url, "validator": strong or headers.get("Last-Modified")}
-        self.note.write_text(json.dumps(note), encoding="utf-8")
-
     def _held(self) -> tuple[int, str]:
-        """How many bytes are in `part`, and of which version; 0 if that is unknown."""
-        try:
-            known = json.loads(self.note.read_text(encoding="utf-8"))
-            if known["url"] == self.url and known["validator"]:
-                return self.part.stat().st_size, str(known["validator"])
-        except (OSError, ValueError, KeyError, TypeError):  # no note, or a broken one: start over
-            pass
-        return 0, ""
-
-
-def _require_https(url: str) -> None:
-    if not url.lower().startswith("https://"):
-        raise ValueError(f"refusing to download {url}: only https addresses are allowed")
-
-
-class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        _require_https(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _https_only_opener(context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
-    """No handler for http, ftp or file: such an address cannot be opened even by mistake."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPSHandler(context=context or ssl.create_default_context()),
-        _HttpsRedirects(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-    ):
-        opener.add_handler(handler)
-    return opener
+        """How many bytes are here, and of which version; 0 if that is unknown."""
+        if not (self.path.is_file() and self.version.is_file()):
+            return 0, ""
+        url, _, validator = self.version.read_text(encoding="utf-8", errors="replace").partition("\n")
+        return (self.path.stat().st_size, validator) if url == self.url and validator else (0, "")
 
 
 def digest_of(path: Path, algorithm: str) -> str:
@@ -200,7 +141,12 @@ def extract(archive: Path, folder: Path, members: Sequence[str], *, max_bytes: i
             if n_bytes > max_bytes:
                 raise ValueError(f"{archive} would unpack to {n_bytes:,} bytes, at most {max_bytes:,} expected")
             for member in members:
-                _extract_one(zipped, entries[member], folder / PurePosixPath(member).name)
+                with (
+                    zipped.open(entries[member]) as source,
+                    new_file(folder / PurePosixPath(member).name) as path,
+                    path.open("wb") as file,
+                ):
+                    shutil.copyfileobj(source, file)  # ends at the declared size and checks the CRC
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise ValueError(f"{archive} is not a zip archive that can be read: {error}") from error
 
@@ -217,11 +163,3 @@ def _check_entry(archive: Path, entry: zipfile.ZipInfo) -> None:
             f"{archive} is refused: {entry.filename!r} would unpack from "
             f"{entry.compress_size:,} to {entry.file_size:,} bytes, as a zip bomb does"
         )
-
-
-def _extract_one(zipped: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:
-    unfinished = target.with_name(target.name + ".part")
-    with zipped.open(entry) as source, unfinished.open("wb") as file:
-        while chunk := source.read(CHUNK):  # ends at the declared size and checks the CRC
-            file.write(chunk)
-    unfinished.replace(target)

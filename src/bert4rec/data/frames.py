@@ -23,19 +23,17 @@ def frame_columns(frame: Any) -> tuple[str, ...]:
     """Column names of a frame, or of a list of tuples by their length."""
     if isinstance(frame, list | tuple):
         return TUPLE_COLUMNS[: _tuple_length(frame)]
-    if hasattr(frame, "collect_schema"):  # polars, lazy or not
-        with _readable(frame):
-            return tuple(frame.collect_schema().names())
-    names = getattr(frame, "column_names", None)  # an Arrow table
-    if names is None:
-        names = getattr(frame, "columns", None)
+    with _readable(frame):
+        if hasattr(frame, "collect_schema"):  # polars, lazy or not
+            names = frame.collect_schema().names()
+        else:  # an Arrow table, or pandas
+            names = getattr(frame, "column_names", getattr(frame, "columns", None))
     if names is None:
         raise ValueError(
             f"cannot read interactions from a {type(frame).__name__}: pass a path, a pandas or "
             "polars frame, or a list of (user, item[, time[, rating]]) tuples"
         )
-    with _readable(frame):
-        return tuple(str(name) for name in names)
+    return tuple(map(str, names))
 
 
 def write_frame(frame: Any, path: Path, ids: Collection[str] = ()) -> None:

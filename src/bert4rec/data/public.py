@@ -14,24 +14,16 @@ import csv
 import difflib
 import re
 import ssl
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from bert4rec.data.download import OnDownload, digest_of, download, extract
-from bert4rec.data.table_file import Reading
+from bert4rec.data.table_file import Reading, split_rows
+from bert4rec.durable import new_file
 from bert4rec.environment import Environment
-
-GROUPLENS_LICENCE = "research use; no redistribution, no commercial use without permission"
-GROUPLENS_CITATION = (
-    "F. M. Harper and J. A. Konstan. The MovieLens Datasets: History and Context. "
-    "ACM Transactions on Interactive Intelligent Systems 5(4), 2015."
-)
-# ml-100k marks genres by one column each, in the order of its file u.genre.
-ML_100K_GENRES = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
-    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
-    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
-)
 
 
 @dataclass(frozen=True)
@@ -43,15 +35,18 @@ class PublicDataset:
     n_interactions: int
     url: str
     size: int
-    checksum: str | None  # "md5:…" or "sha256:…"; None: trusted on first use
     table: str  # the file of interactions
     first_line: str  # a regular expression for its first line
     citation: str
+    checksum: str | None = None  # "md5:…" or "sha256:…"; None: trusted on first use
     delimiter: str = " "
     has_header: bool = False
     licence: str = "none stated: for research, do not pass it on"
-    item_table: str | None = None  # the file of titles
-    members: tuple[str, ...] = ()  # the files needed out of a zip; (): the download is the table
+    item_table: str | None = None  # the file of titles, its genres in the last column
+    item_delimiter: str | None = None  # None: as in `table`
+    item_encoding: str = "utf-8"
+    genres: Sequence[str] = ()  # if each genre is a column of 0 or 1
+    members: Sequence[str] = ()  # the files needed out of a zip; (): the download is the table
 
     @property
     def file_name(self) -> str:
@@ -67,96 +62,22 @@ class PublicDataset:
         items = reading.items if self.item_table is None else folder / "items.csv"
         return replace(reading, delimiter=self.delimiter, header=self.has_header, items=items)
 
-
-def _movielens(
-    name: str,
-    description: str,
-    n_interactions: int,
-    size: int,
-    md5: str,
-    files: tuple[str, str, str],
-    first_line: str,
-    delimiter: str,
-    has_header: bool = False,
-) -> PublicDataset:
-    return PublicDataset(
-        name,
-        description,
-        n_interactions,
-        f"https://files.grouplens.org/datasets/movielens/{name}.zip",
-        size,
-        f"md5:{md5}",
-        files[0],
-        first_line,
-        GROUPLENS_CITATION,
-        delimiter,
-        has_header,
-        GROUPLENS_LICENCE,
-        files[1],
-        tuple(f"{name}/{file}" for file in files),
-    )
+    def films(self, path: Path) -> Iterator[tuple[str, str, str]]:
+        """The item, title and genres of each film in the publisher's list."""
+        rows = split_rows(path.read_text(encoding=self.item_encoding), self.item_delimiter or self.delimiter)
+        for item, title, *others in rows[1:] if self.has_header else rows:
+            genres = others[-1]
+            if self.genres:
+                flags = zip(self.genres, others[-len(self.genres) :], strict=True)
+                genres = "|".join(genre for genre, flag in flags if flag == "1")
+            yield item, title, genres
 
 
-AUTHORS_URL = "https://raw.githubusercontent.com/FeiSun/BERT4Rec/master/data"
-DATASETS: dict[str, PublicDataset] = {
-    dataset.name: dataset
-    for dataset in (
-        _movielens(
-            "ml-100k",
-            "MovieLens 100K: film ratings 1997-98, 943 users, 1,682 films, with titles",
-            100_000,
-            4_924_029,
-            "0e33842e24a9c977be4e0107933c0723",
-            ("u.data", "u.item", "README"),
-            r"\d+\t\d+\t[1-5]\t\d+",
-            "\t",
-        ),
-        _movielens(
-            "ml-1m",
-            "MovieLens 1M: film ratings 2000-03, 6,040 users, 3,706 films, with titles",
-            1_000_209,
-            5_917_549,
-            "c4d9eecfca2ab87c1945afe126590906",
-            ("ratings.dat", "movies.dat", "README"),
-            r"\d+::\d+::[1-5]::\d+",
-            "::",
-        ),
-        _movielens(
-            "ml-20m",
-            "MovieLens 20M: film ratings 1995-2015, 138,493 users, 26,744 films, with titles",
-            20_000_263,
-            198_702_078,
-            "cd245b17a1ae2cc31bb14903e1204af3",
-            ("ratings.csv", "movies.csv", "README.txt"),
-            "userId,movieId,rating,timestamp",
-            ",",
-            has_header=True,
-        ),
-        PublicDataset(
-            "beauty",
-            "Amazon Beauty as in the BERT4Rec paper: 40,226 users, 54,542 items, order only",
-            353_962,
-            f"{AUTHORS_URL}/beauty.txt",
-            3_912_093,
-            "sha256:f480b7a7403852342ffd8f9809bb30697dd669be31813d0e204b698fec86ef49",
-            "beauty.txt",
-            r"\d+ \d+",
-            "J. McAuley et al. Image-Based Recommendations on Styles and Substitutes. SIGIR 2015; "
-            "prepared by F. Sun et al. BERT4Rec. CIKM 2019.",
-        ),
-        PublicDataset(
-            "steam",
-            "Steam reviews as in the BERT4Rec paper: 281,428 users, 13,044 items, order only",
-            3_488_885,
-            f"{AUTHORS_URL}/steam.txt",
-            38_226_650,
-            None,
-            "steam.txt",
-            r"\d+ \d+",
-            "W.-C. Kang and J. McAuley. Self-Attentive Sequential Recommendation. ICDM 2018; "
-            "prepared by F. Sun et al. BERT4Rec. CIKM 2019.",
-        ),
-    )
+DATASETS = {
+    name: PublicDataset(name, **facts)
+    for name, facts in tomllib.loads(
+        (resources.files("bert4rec.data") / "public.toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 
@@ -184,17 +105,20 @@ def get(
         _fetch(dataset, folder, progress, context)
     _check_format(dataset, folder / dataset.table)
     if dataset.item_table is not None and not (folder / "items.csv").is_file():
-        _write_item_table(dataset.name, folder / dataset.item_table, folder / "items.csv")
+        films = dataset.films(folder / dataset.item_table)
+        with new_file(folder / "items.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("item", "title", "genres"), *films])
     return folder
 
 
 def _fetch(dataset: PublicDataset, folder: Path, progress: OnDownload | None, context: ssl.SSLContext | None) -> None:
     path = folder / dataset.file_name
-    is_downloaded = not path.is_file()
-    if is_downloaded:
+    if path.is_file():
+        _check_contents(dataset, path, path)
+    else:
+        # Not under the final name: an unchecked file would count as one put there by hand.
+        fresh = folder / (dataset.file_name + ".unchecked")
         try:
-            # Not under the final name: an unchecked file would count as one put there by hand.
-            fresh = folder / (dataset.file_name + ".unchecked")
             download(dataset.url, fresh, max_bytes=2 * dataset.size, progress=progress, context=context)
         except ValueError as error:
             raise ValueError(
@@ -207,8 +131,6 @@ def _fetch(dataset: PublicDataset, folder: Path, progress: OnDownload | None, co
             fresh.unlink()
             raise
         fresh.replace(path)
-    else:
-        _check_contents(dataset, path, path)
     if dataset.members:
         # Ratings compress to about a quarter: ten times the size is enough, and still a limit.
         extract(path, folder, dataset.members, max_bytes=10 * dataset.size)
@@ -218,16 +140,13 @@ def _check_contents(dataset: PublicDataset, path: Path, final_path: Path) -> Non
     """Compare with the pinned checksum or, if there is none, with that of the first download."""
     remedy = f"delete {final_path} if it is there, and repeat the command"
     remembered = final_path.with_name(final_path.name + ".sha256")
-    expected = dataset.checksum
-    if expected is None and remembered.is_file():
-        expected = f"sha256:{remembered.read_text(encoding='ascii').strip()}"
-    if expected is None:
+    if dataset.checksum is None and not remembered.is_file():
         n_bytes = path.stat().st_size
         if n_bytes != dataset.size:
             raise ValueError(f"{dataset.file_name} has {n_bytes:,} bytes instead of {dataset.size:,}: {remedy}")
         _check_format(dataset, path)
         remembered.write_text(digest_of(path, "sha256") + "\n", encoding="ascii")
-        return
+    expected = dataset.checksum or f"sha256:{remembered.read_text(encoding='ascii').strip()}"
     algorithm, digest = expected.split(":")
     found = digest_of(path, algorithm)
     if found != digest:
@@ -242,39 +161,3 @@ def _check_format(dataset: PublicDataset, table: Path) -> None:
             f"{table} begins with {line!r}, which is not the format of {dataset.name}: "
             "delete the file and repeat the command"
         )
-
-
-def _write_item_table(name: str, source: Path, target: Path) -> None:
-    """Write a publisher's film list as `items.csv`: item, title, genres, in UTF-8."""
-    unfinished = target.with_name(target.name + ".part")
-    with unfinished.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["item", "title", "genres"])
-        writer.writerows(FILM_LISTS[name](source))
-    unfinished.replace(target)
-
-
-def _ml_100k_films(path: Path) -> list[tuple[str, str, str]]:
-    films = []
-    for line in path.read_text(encoding="latin-1").splitlines():
-        item, title, _released, _video, _address, *flags = line.split("|")
-        marked = [g for g, flag in zip(ML_100K_GENRES, flags, strict=True) if flag == "1"]
-        films.append((item, title, "|".join(marked)))
-    return films
-
-
-def _ml_1m_films(path: Path) -> list[tuple[str, str, str]]:
-    films = []
-    for line in path.read_text(encoding="latin-1").splitlines():
-        item, rest = line.split("::", 1)
-        title, genres = rest.rsplit("::", 1)
-        films.append((item, title, genres))
-    return films
-
-
-def _ml_20m_films(path: Path) -> list[tuple[str, str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return [(row["movieId"], row["title"], row["genres"]) for row in csv.DictReader(file)]
-
-
-FILM_LISTS = {"ml-100k": _ml_100k_films, "ml-1m": _ml_1m_films, "ml-20m": _ml_20m_films}

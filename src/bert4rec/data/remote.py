@@ -7,41 +7,26 @@ that arrived: names, sizes and dates of remote files can stay the same while the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import duckdb
 
 from bert4rec.data.database import connect, copy_to_parquet, first_line, identifier, limit_memory, parquet, quoted
+from bert4rec.data.table_file import SourceTable, has_pattern, parquet_columns, readable
 from bert4rec.environment import Environment
 
 BUCKETS = ("s3", "gs", "gcs", "r2")  # can be listed, so patterns work
 SCHEMES = (*BUCKETS, "https")
-ALLOW = "allow it with --allow-remote, allow_remote=True or BERT4REC_ALLOW_REMOTE=1"
-INSTALL = "bert4rec data install-httpfs"
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    url: str
-    columns: tuple[str, ...]
-    types: tuple[str, ...]
-    kind: str = "parquet"
-    has_header: bool = True
-
-    @property
-    def path(self) -> str:
-        return self.url
+ADVICE = "; see docs/how-to/data.md about credentials and endpoints"
 
 
 def is_remote(source: object) -> bool:
     return isinstance(source, str) and "://" in source and not Path(source).exists()
 
 
-def remote_files(pattern: str, *, is_allowed: bool) -> list[RemoteFile]:
+def remote_tables(pattern: str, *, is_allowed: bool) -> list[SourceTable]:
     """The Parquet files at an address; those that match it by name if it is a pattern."""
     scheme = pattern.split("://")[0].casefold()
     if scheme not in SCHEMES:
@@ -49,23 +34,32 @@ def remote_files(pattern: str, *, is_allowed: bool) -> list[RemoteFile]:
             f"{pattern}: addresses that can be read begin with {', '.join(f'{each}://' for each in SCHEMES)}"
         )
     if not (is_allowed or Environment().allow_remote):
-        raise ValueError(f"{pattern} is not on this machine: {ALLOW}")
-    with _connect() as connection, _in_one_sentence(pattern):
+        raise ValueError(
+            f"{pattern} is not on this machine: allow it with --allow-remote, allow_remote=True or "
+            "BERT4REC_ALLOW_REMOTE=1"
+        )
+    with _connect() as connection:
         urls = [pattern]
-        if scheme in BUCKETS and any(letter in pattern for letter in "*?["):
-            found = connection.execute(f"SELECT file FROM glob({quoted(pattern)})").fetchall()
+        if scheme in BUCKETS and has_pattern(pattern):
+            with readable(pattern, ADVICE):
+                found = connection.execute(f"SELECT file FROM glob({quoted(pattern)})").fetchall()
             urls = sorted(row[0] for row in found)
             if not urls:
                 raise ValueError(f"no file matches {pattern}")
-        return [_described(connection, url) for url in urls]
+        tables = []
+        for url in urls:
+            with readable(url, ADVICE):
+                columns = parquet_columns(connection, url)
+            tables.append(SourceTable(url, url, "remote parquet", tuple(columns), tuple(columns.values())))
+        return tables
 
 
-def fetch(file: RemoteFile, columns: Sequence[str], path: Path) -> None:
+def fetch(url: str, columns: Sequence[str], path: Path) -> None:
     """Copy these columns of a remote file to a Parquet file here, in the same row order."""
     chosen = ", ".join(map(identifier, columns))
-    with _connect() as connection, _in_one_sentence(file.url):
+    with _connect() as connection, readable(url, ADVICE):
         limit_memory(connection, path.parent, "512MB", None)
-        copy_to_parquet(connection, f"SELECT {chosen} FROM {parquet(file.url)}", path)
+        copy_to_parquet(connection, f"SELECT {chosen} FROM {parquet(url)}", path)
 
 
 def install_httpfs() -> None:
@@ -83,14 +77,13 @@ def _connect() -> duckdb.DuckDBPyConnection:
     try:
         connection.execute("LOAD httpfs")
     except duckdb.Error:
-        connection.close()
         raise ValueError(
             f"DuckDB {duckdb.__version__} has no httpfs extension on this machine, which reads "
-            f"remote files: `{INSTALL}` downloads it from DuckDB's site; or copy the files here"
+            "remote files: `bert4rec data install-httpfs` downloads it from DuckDB's site; or copy the files here"
         ) from None
     secret = s3_settings()
     if secret:
-        with _in_one_sentence("the S3 settings in the environment"):
+        with readable("S3 with the settings in the environment", ADVICE):
             settings = ", ".join(f"{name} {value}" for name, value in secret.items())
             connection.execute(f"CREATE SECRET (TYPE s3, {settings})")
     return connection
@@ -111,21 +104,3 @@ def s3_settings() -> dict[str, str]:
         secret |= {"ENDPOINT": quoted(parts.netloc + parts.path.rstrip("/"))}
         secret |= {"URL_STYLE": "'path'", "USE_SSL": str(parts.scheme != "http").lower()}
     return secret
-
-
-def _described(connection: duckdb.DuckDBPyConnection, url: str) -> RemoteFile:
-    with _in_one_sentence(url):
-        rows = connection.execute(f"DESCRIBE SELECT * FROM {parquet(url)}").fetchall()
-    return RemoteFile(url, tuple(row[0] for row in rows), tuple(row[1] for row in rows))
-
-
-@contextmanager
-def _in_one_sentence(what: str) -> Iterator[None]:
-    """Turns whatever DuckDB reports about an address into one sentence that names it."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise ValueError(
-            f"{what} cannot be read as Parquet: {first_line(error)}; see docs/how-to/data.md about "
-            "credentials and endpoints"
-        ) from None

@@ -192,7 +192,7 @@ class Sequences:
                 f"{FORMAT_VERSION}: prepare the data again"
             )
         times = directory / "times.npy"
-        tokens, offsets = _memory_map(directory / "tokens.npy"), np.load(directory / "offsets.npy")
+        tokens, offsets = np.load(directory / "tokens.npy", mmap_mode="r"), np.load(directory / "offsets.npy")
         if len(tokens) != meta["n_interactions"] or offsets[-1] != len(tokens):
             raise ValueError(f"{directory} is damaged (its files differ): prepare the data again")
         sequences = cls(
@@ -201,16 +201,11 @@ class Sequences:
             Vocabulary.load(directory / "items.parquet", meta["item_id_type"]),
             directory / "users.parquet",
             user_id_type=meta["user_id_type"],
-            times=_memory_map(times) if times.exists() else None,
+            times=np.load(times, mmap_mode="r") if times.exists() else None,
             meta=meta,
         )
         sequences.directory = directory.resolve()
         return sequences
-
-
-def _memory_map(path: Path) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r")
-    return array
 
 
 def fingerprint_of(tokens: NDArray[np.int32], offsets: NDArray[np.int64], item_ids: Sequence[str]) -> str:

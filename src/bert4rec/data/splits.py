@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bert4rec.data.sequences import Sequences
 
-BLOCK = 1 << 22  # interactions per block: memory does not grow with the data
+BLOCK = 1 << 20  # interactions per block: memory does not grow with the data
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,6 @@ class Spans:
     def lengths(self) -> NDArray[np.int64]:
         return self.ends - self.starts
 
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """Where in `tokens` each item of each span is: the spans laid end to end."""
-        lengths = self.lengths
-        shifts = np.repeat(self.starts - (np.cumsum(lengths) - lengths), lengths)
-        places: NDArray[np.int64] = shifts + np.arange(len(shifts))
-        return places
-
     def take(self, rows: NDArray[np.int64]) -> Spans:
         return Spans(self.tokens, self.starts[rows], self.ends[rows], self.users[rows])
 
@@ -61,6 +53,14 @@ class Spans:
         """The last `n` items of each."""
         starts = np.maximum(self.starts, self.ends - n)
         return Spans(self.tokens, starts, self.ends, self.users)
+
+    def items(self) -> NDArray[np.int32]:
+        """The items of all spans, end to end."""
+        lengths = self.lengths
+        at = np.repeat(self.starts - (lengths.cumsum() - lengths), lengths)
+        at += np.arange(len(at))
+        items: NDArray[np.int32] = self.tokens[at]
+        return items
 
     def padded(self, rows: NDArray[np.int64], pad: int) -> NDArray[np.int64]:
         """The spans `rows` as one matrix, padded at the end to the longest of them."""
@@ -180,17 +180,10 @@ def _split(sequences: Sequences, train_ends: NDArray[np.int64], validation: Held
 
 
 def _item_counts(spans: Spans, n_items: int) -> NDArray[np.int64]:
-    """How often each item occurs in spans that follow each other, block by block."""
+    """How often each item occurs in the spans, counted block by block."""
     counts = np.zeros(n_items, dtype=np.int64)
-    first = 0
-    while first < len(spans):
-        start = spans.starts[first]
-        reach = int(np.searchsorted(spans.starts, start + BLOCK, side="left"))
-        edges = np.stack([spans.starts[first:reach], spans.ends[first:reach]], axis=1).ravel()
-        is_inside = np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
-        tokens = spans.tokens[start : edges[-1]]
-        counts += np.bincount(tokens[is_inside], minlength=n_items)
-        first = reach
+    for rows in np.array_split(np.arange(len(spans)), 1 + int(spans.lengths.sum()) // BLOCK):
+        counts += np.bincount(spans.take(rows).items(), minlength=n_items)
     return counts
 
 

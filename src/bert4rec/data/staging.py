@@ -18,8 +18,8 @@ import duckdb
 from bert4rec.data.columns import Role
 from bert4rec.data.database import connect, count, fetch_row, first_line
 from bert4rec.data.filters import Dropped, Events, Filters, LocalEvents, count_events
-from bert4rec.data.interactions import Interactions, OnProgress, SourceTable, names_of
-from bert4rec.data.table_file import line_of_row, readable
+from bert4rec.data.interactions import Interactions, OnProgress, names_of
+from bert4rec.data.table_file import SourceTable, line_of_row, readable
 from bert4rec.data.table_sql import FILE_BITS, ROLES, ColumnKind, is_one_relation, kinds_of, parquet_rows, text_relation
 from bert4rec.data.times import TimeUnit, time_expression, time_facts
 
@@ -238,14 +238,14 @@ def refuse_bad_rows(
     n_same = count(connection, f"bad WHERE problem = {first[1]}")
     at = max(n for n, start in enumerate(first_rows) if start <= row)
     table = interactions.tables[at]
-    line = line_of_row(table.source, row - first_rows[at])
+    line = line_of_row(table, row - first_rows[at])
     column = table.columns[table.roles[problem]]
     state = "not " + (ISO if problem == "time" else "a number")
     if value is None or not value.strip():
         state = "blank"
-        if table.source.kind != "text" and problem in IDS:
+        if table.kind != "text" and problem in IDS:
             state += " or not a single value"
-        if table.source.kind == "json lines":  # DuckDB reports broken lines no further
+        if table.kind == "json lines":  # DuckDB reports broken lines no further
             state += ", or the line is not JSON in UTF-8 (encoding='latin-1' reads other text)"
     raise ValueError(
         f"{table.name}, row {line}: the {problem} (column {column!r}) is {value or ''!r}, which is "
@@ -289,7 +289,7 @@ def refuse_if_all_dropped(interactions: Interactions, n_rows: int, dropped: list
 
 def n_malformed_lines(connection: duckdb.DuckDBPyConnection, table: SourceTable, rejects: str) -> int:
     """How many lines of a text file DuckDB could not split into the columns."""
-    if table.source.kind != "text":
+    if table.kind != "text":
         return 0
     return count(connection, f"(SELECT DISTINCT line FROM {rejects})")
 

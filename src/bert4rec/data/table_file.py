@@ -1,4 +1,4 @@
-"""One table in a file: its format, found from its beginning, and plain access to its rows.
+"""One table: its format, found from the beginning of its file, and plain access to its rows.
 
 Content decides over the file's name: gzip, Parquet and JSON are known by their first bytes. For
 delimited text, the first rows tell the delimiter, the quoting and whether there is a header.
@@ -17,15 +17,15 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import duckdb
 
-from bert4rec.data.columns import Role, is_known_name
-from bert4rec.data.database import connect, first_line, parquet
+from bert4rec.data.columns import NAMES, Role, normalized
+from bert4rec.data.database import first_line, parquet
 
 OnBadRows = Literal["error", "skip"]
 
@@ -33,6 +33,7 @@ HEAD_BYTES = 1 << 17  # enough of a file to recognize its format
 DELIMITERS = ("::", "\t", ",", ";", "|", " ")  # a blank last: dates and titles hold blanks too
 USUAL_DELIMITER = {".csv": ",", ".tsv": "\t", ".dat": "::", ".inter": "\t"}
 SPELLED_DELIMITER = {"tab": "\t", "\\t": "\t"}  # as typed on a command line
+VALUE = re.compile(r'"?[-+]?\d[\d.:TZeE+ -]*"?')  # a number or a date: no name of a column
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,45 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class TableFile:
-    path: Path
-    kind: Literal["text", "json lines", "json array", "parquet"]
+class SourceTable:
+    """One table: where it is, its format, and the positions of the columns that have a role."""
+
+    name: str  # as in messages
+    source: Any  # a path; the address of a remote file; or a frame or list
+    kind: Literal["text", "json lines", "json array", "parquet", "remote parquet", "frame"]
     columns: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()  # DuckDB's, of the columns of a Parquet file
     is_gzip: bool = False
     encoding: str = "utf-8"
     delimiter: str = ""
     quote: str = ""
     has_header: bool = True
     skip: int = 0  # blank lines before the first row
-    types: tuple[str, ...] = ()  # DuckDB's, of the columns of a Parquet file
+    roles: dict[Role, int] = field(default_factory=dict)
+    is_time_guessed: bool = False  # from its position, where a rating would be possible too
+
+    @property
+    def path(self) -> Path:
+        assert isinstance(self.source, Path)
+        return self.source
+
+    @property
+    def id_positions(self) -> set[int]:
+        return {at for role, at in self.roles.items() if role in ("user", "item")}
+
+    @property
+    def is_utf8(self) -> bool:
+        """Is it binary or UTF-8 text?"""
+        return self.kind == "parquet" or self.encoding == "utf-8"
+
+    @property
+    def is_plain(self) -> bool:
+        """Can DuckDB read the file where it is? It would expand a pattern in its name."""
+        return self.is_utf8 and not self.is_gzip and not has_pattern(self.path)
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def readable(path: Path | str, advice: str = "") -> Iterator[None]:
     """Turns whatever goes wrong with a file into one sentence that names it."""
     try:
         yield
@@ -96,52 +121,45 @@ def readable(path: Path) -> Iterator[None]:
             reason = "its lines end in different ways (some in CR LF): save it with one kind"
         if "UTF-8" in reason:
             reason = f"{reason.rstrip(' .')}; name its encoding, as in encoding='latin-1'"
-        raise ValueError(f"{path} cannot be read: {reason}") from None
+        raise ValueError(f"{path} cannot be read: {reason}{advice}") from None
 
 
 def inspect_file(
-    path: Path, roles: Sequence[Role], reading: Reading, connection: duckdb.DuckDBPyConnection | None = None
-) -> TableFile:
-    """Look at the beginning of a file; a first line with names of `roles` is a header.
-
-    Many files are faster with one `connection` for all.
-    """
+    path: Path, roles: Sequence[Role], reading: Reading, connection: duckdb.DuckDBPyConnection
+) -> SourceTable:
+    """Look at the beginning of a file; a first line with names of `roles` is a header."""
     if path.is_dir():
         raise ValueError(f"{path} is a directory without Parquet files: name a file in it, or a pattern such as *.csv")
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
-    with readable(path), path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    with readable(path), open_unpacked(path, is_gzip) as file:
+    with readable(path), path.open("rb") as packed:
+        is_gzip = packed.read(2) == b"\x1f\x8b"
+    table = SourceTable(str(path), path, "text", is_gzip=is_gzip)
+    with unpacked(table) as file:
         head = file.read(HEAD_BYTES)
     if head.startswith(b"PAR1"):
-        return _inspect_parquet(TableFile(path, "parquet", is_gzip=is_gzip), connection)
+        table = replace(table, kind="parquet")
+        with tempfile.TemporaryDirectory() as folder, readable(path):
+            columns = parquet_columns(connection, unpack(table, Path(folder)))
+        return replace(table, columns=tuple(columns), types=tuple(columns.values()))
     if head.startswith(b"PK\x03\x04"):
         raise ValueError(f"{path} is a zip archive: unpack it and name the file inside")
     encoding, text = _decode(head, reading.encoding)
+    table = replace(table, encoding=encoding)
     if not text.strip():
         raise ValueError(f"{path} is empty")
-    is_whole = len(head) < HEAD_BYTES
     first = text.lstrip()[0]
-    if first == "{" or (first == "[" and path.suffix != ".csv"):
-        kind: Literal["json array", "json lines"] = "json array" if first == "[" else "json lines"
-        columns = _json_columns(path, text, first == "[", is_whole)
-        return TableFile(path, kind, columns, is_gzip, encoding)
-    leading = re.match(r"(?:[ \t\r]*\n)*", text)
-    assert leading
-    sample = text[leading.end() :] if is_whole else text[leading.end() : text.rfind("\n") + 1]
-    if not sample:
+    if first == "{":
+        return replace(table, kind="json lines", columns=_json_columns(path, text.splitlines()[:200]))
+    if first == "[" and path.suffix != ".csv":
+        return replace(table, kind="json array", columns=_json_columns(path, [text.lstrip()[1:]]))
+    begin = text.rfind("\n", 0, len(text) - len(text.lstrip(" \t\r\n"))) + 1  # after blank lines
+    end = len(text) if len(head) < HEAD_BYTES else text.rfind("\n") + 1
+    if end <= begin:
         raise ValueError(
             f"{path} has a first line of more than {HEAD_BYTES >> 10} KB: a table has one interaction per line"
         )
-    table = TableFile(path, "text", (), is_gzip, encoding, skip=leading[0].count("\n"))
-    return _inspect_text(table, sample, roles, reading)
-
-
-def _inspect_parquet(table: TableFile, connection: duckdb.DuckDBPyConnection | None = None) -> TableFile:
-    with tempfile.TemporaryDirectory() as folder:
-        columns = parquet_columns(unpack(table, Path(folder)), table.path, connection)
-    return replace(table, columns=tuple(columns), types=tuple(columns.values()))
+    return _inspect_text(replace(table, skip=text.count("\n", 0, begin)), text[begin:end], roles, reading)
 
 
 def _decode(head: bytes, encoding: str | None) -> tuple[str, str]:
@@ -157,33 +175,19 @@ def _decode(head: bytes, encoding: str | None) -> tuple[str, str]:
     return codec.name, text.removeprefix("\ufeff")
 
 
-def _json_columns(path: Path, text: str, is_array: bool, is_whole: bool) -> tuple[str, ...]:
-    records: list[object]
-    if is_array:
-        beginning = re.match(r"\s*\[\s*", text)
-        assert beginning
-        try:
-            records = [json.JSONDecoder().raw_decode(text, beginning.end())[0]]
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not a JSON list of objects: {error}") from None
-    else:
-        lines = text.splitlines() if is_whole else text.splitlines()[:-1]
-        records = [_json_or_none(line) for line in lines[:200]]
-    keys = (key for record in records if isinstance(record, dict) for key in record)
-    columns = tuple(dict.fromkeys(keys))
+def _json_columns(path: Path, texts: Sequence[str]) -> tuple[str, ...]:
+    """The names of the values of the records with which the texts begin."""
+    columns: dict[str, None] = {}
+    for text in texts:
+        with suppress(json.JSONDecodeError):  # a bad row, which is reported when all rows are read
+            record, _ = json.JSONDecoder().raw_decode(text.lstrip())
+            columns |= dict.fromkeys(record if isinstance(record, dict) else ())
     if not columns:
-        raise ValueError(f"{path} looks like JSON but its rows are not objects with named values")
-    return columns
+        raise ValueError(f"{path} looks like JSON but its first rows are not objects with named values")
+    return tuple(columns)
 
 
-def _json_or_none(line: str) -> object:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None  # a bad row, which is reported when all rows are read
-
-
-def _inspect_text(table: TableFile, sample: str, roles: Sequence[Role], reading: Reading) -> TableFile:
+def _inspect_text(table: SourceTable, sample: str, roles: Sequence[Role], reading: Reading) -> SourceTable:
     path = table.path
     suffix = Path(path.stem).suffix if path.suffix.lower() == ".gz" else path.suffix
     sniffed = _sniff_delimiter(sample, USUAL_DELIMITER.get(suffix.lower()))
@@ -199,9 +203,9 @@ def _inspect_text(table: TableFile, sample: str, roles: Sequence[Role], reading:
         raise ValueError(f"{path} has only one column{by}; its first line is {line[:80]!r}, {advice}")
     header, first = reading.header, rows[0]
     if header is None:
-        named = set(reading.columns.values())
-        is_named = any(cell in named or is_known_name(cell, *roles) for cell in first)
-        header = is_named or not any(_looks_like_a_value(cell) for cell in first)
+        named, usual = set(reading.columns.values()), {name for role in roles for name in NAMES[role]}
+        is_named = any(cell in named or normalized(cell) in usual for cell in first)
+        header = is_named or not any(VALUE.fullmatch(cell.strip()) for cell in first)
     columns = first if header else [f"column{at + 1}" for at in range(len(first))]
     # Commas need quoting. With other delimiters a quote is mostly part of a title, unless it
     # encloses whole cells.
@@ -239,44 +243,34 @@ def split_rows(sample: str, delimiter: str) -> list[list[str]]:
         return []
 
 
-def _looks_like_a_value(cell: str) -> bool:
-    return bool(re.fullmatch(r'"?[-+]?\d[\d.:TZeE+ -]*"?', cell.strip()))
-
-
-def parquet_columns(
-    path: Path | str, original: Path, connection: duckdb.DuckDBPyConnection | None = None
-) -> dict[str, str]:
+def parquet_columns(connection: duckdb.DuckDBPyConnection, path: Path | str) -> dict[str, str]:
     """The names of the columns of a Parquet file, and their types in DuckDB."""
-    used = connection or connect()
-    try:
-        with readable(original):
-            rows = used.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()
-    finally:
-        if connection is None:
-            used.close()
+    rows = connection.execute(f"DESCRIBE SELECT * FROM {parquet(path)}").fetchall()
     return {row[0]: row[1] for row in rows}
 
 
-def open_unpacked(path: Path, is_gzip: bool) -> IO[bytes]:
-    return gzip.open(path, "rb") if is_gzip else path.open("rb")  # type: ignore[return-value]
+@contextmanager
+def unpacked(table: SourceTable) -> Iterator[IO[bytes]]:
+    """The bytes of a file without its gzip; an error names the file."""
+    with readable(table.path), gzip.open(table.path) if table.is_gzip else table.path.open("rb") as file:
+        yield file  # type: ignore[misc]
 
 
-def has_pattern(path: Path) -> bool:
+def has_pattern(path: Path | str) -> bool:
     """Does the path contain a character that DuckDB would expand?"""
     return any(character in str(path) for character in "*?[")
 
 
-def unpack(table: TableFile, folder: Path) -> Path:
+def unpack(table: SourceTable, folder: Path) -> Path:
     """A plain UTF-8 or Parquet file with the table's content: itself, or a copy in `folder`.
 
     Unpacking a file first finds every damage, and lets DuckDB read it in parallel.
     """
-    is_bytes = table.kind == "parquet" or table.encoding == "utf-8"
-    if is_bytes and not table.is_gzip and not has_pattern(table.path):
+    if table.is_plain:
         return table.path
     copy = folder / f"unpacked_{len(list(folder.iterdir()))}"
-    with readable(table.path), open_unpacked(table.path, table.is_gzip) as source:
-        if is_bytes:
+    with unpacked(table) as source:
+        if table.is_utf8:
             with copy.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
         else:
@@ -286,7 +280,7 @@ def unpack(table: TableFile, folder: Path) -> Path:
     return copy
 
 
-def line_of_row(table: TableFile, row: int) -> int:
+def line_of_row(table: SourceTable, row: int) -> int:
     """The line in the file on which row `row` (from 0) ends; blank lines are not rows.
 
     For error messages only: it reads the file again up to there. Parquet has rows instead of lines.
@@ -294,15 +288,15 @@ def line_of_row(table: TableFile, row: int) -> int:
     record = row + (table.kind == "text" and table.has_header)
     if table.kind not in ("text", "json lines"):
         return record + 1
-    with readable(table.path), open_unpacked(table.path, table.is_gzip) as stream:
+    with unpacked(table) as stream:
         text = io.TextIOWrapper(stream, table.encoding, errors="replace", newline="")
-        lines = itertools.islice(text, table.skip, None)
-        if table.quote:
-            reader = csv.reader(lines, delimiter=table.delimiter[0], quotechar=table.quote)
-            records = (table.skip + reader.line_num for cells in reader if cells)
-        else:
-            numbered = enumerate(lines, table.skip + 1)
-            records = (number for number, line in numbered if line.strip("\r\n"))
+        reader = csv.reader(
+            itertools.islice(text, table.skip, None),
+            delimiter=(table.delimiter or ",")[0],
+            quotechar=table.quote or None,
+            quoting=csv.QUOTE_MINIMAL if table.quote else csv.QUOTE_NONE,
+        )
+        records = (table.skip + reader.line_num for cells in reader if cells)
         try:
             return next(itertools.islice(records, record, None), record + 1)
         except csv.Error:

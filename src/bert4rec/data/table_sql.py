@@ -14,8 +14,7 @@ from typing import Literal
 
 from bert4rec.data.columns import Role
 from bert4rec.data.database import identifier, parquet, quoted
-from bert4rec.data.interactions import SourceTable
-from bert4rec.data.table_file import TableFile, has_pattern, unpack
+from bert4rec.data.table_file import SourceTable, unpack
 
 ColumnKind = Literal["text", "integer", "timestamp"]
 INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"}
@@ -28,16 +27,11 @@ def is_one_relation(tables: Sequence[SourceTable]) -> bool:
     """Are these plain Parquet files of one schema?"""
 
     def schema(table: SourceTable) -> object:
-        file = table.source
-        if not isinstance(file, TableFile) or file.kind != "parquet" or file.is_gzip:
-            return None
-        if has_pattern(file.path):
-            return None
-        used = sorted((role, file.columns[at], file.types[at]) for role, at in table.roles.items())
-        return file.columns, used
+        used = sorted((role, table.columns[at], table.types[at]) for role, at in table.roles.items())
+        return table.columns, used
 
-    first = schema(tables[0])
-    return first is not None and all(schema(table) == first for table in tables[1:])
+    are_plain = all(table.kind == "parquet" and table.is_plain for table in tables)
+    return are_plain and all(schema(table) == schema(tables[0]) for table in tables[1:])
 
 
 def kinds_of(table: SourceTable) -> dict[Role, ColumnKind]:
@@ -45,9 +39,9 @@ def kinds_of(table: SourceTable) -> dict[Role, ColumnKind]:
     kinds: dict[Role, ColumnKind] = {}
     for role in ("user", "item", "time"):
         at = table.roles.get(role)
-        if at is not None and table.source.types[at] in INTEGERS:
+        if at is not None and table.types[at] in INTEGERS:
             kinds[role] = "integer"
-        elif role == "time" and at is not None and table.source.types[at] in TIMESTAMPS:
+        elif role == "time" and at is not None and table.types[at] in TIMESTAMPS:
             kinds[role] = "timestamp"
     return kinds
 
@@ -59,14 +53,14 @@ def parquet_rows(tables: Sequence[SourceTable], first_file: int = 0) -> str:
     for role in ROLES:
         at = table.roles.get(role)
         column = "NULL" if at is None else identifier(table.columns[at])
-        if at is None or table.source.types[at] == "VARCHAR" or kinds.get(role) == "timestamp":
+        if at is None or table.types[at] == "VARCHAR" or kinds.get(role) == "timestamp":
             cell = column
         elif kinds.get(role) == "integer":
             cell = f"CAST({column} AS BIGINT)"
         else:
             cell = _parquet_text(column, is_id=at in table.id_positions)
         cells.append(f"{cell} AS {identifier(role)}")
-    files = parquet(*(each.source.path for each in tables), options=", file_row_number=true")
+    files = parquet(*(each.path for each in tables), options=", file_row_number=true")
     return (
         f"SELECT {', '.join(cells)}, ((file_index::BIGINT + {first_file}) << {FILE_BITS}) "
         f"+ file_row_number AS row FROM {files}"
@@ -75,30 +69,25 @@ def parquet_rows(tables: Sequence[SourceTable], first_file: int = 0) -> str:
 
 def text_relation(table: SourceTable, positions: Sequence[int | None], folder: Path, rejects: str) -> str:
     """SQL that reads the columns at `positions` as text, in file order; NULL for None."""
-    file = table.source
-    assert isinstance(file, TableFile)
-    plain = unpack(file, folder)
+    plain, names = unpack(table, folder), [identifier(name) for name in table.columns]
     path = quoted(plain)
-    names = [f"c{i}" for i in range(len(file.columns))]
-    if file.kind == "text":
-        types = ", ".join(f"'{name}': 'VARCHAR'" for name in names)
+    if table.kind == "text":
+        cells = [f"c{i}" for i in range(len(table.columns))]
+        types = ", ".join(f"'{cell}': 'VARCHAR'" for cell in cells)
         source = (
-            f"read_csv({path}, auto_detect=false, columns={{{types}}}, header={file.has_header}, "
-            f"skip={file.skip}, compression='none', "
-            f"delim={quoted(file.delimiter)}, quote={quoted(file.quote)}, "
-            f"escape={quoted(file.quote)}, store_rejects=true, rejects_limit=0, "
+            f"read_csv({path}, auto_detect=false, columns={{{types}}}, header={table.has_header}, "
+            f"skip={table.skip}, compression='none', "
+            f"delim={quoted(table.delimiter)}, quote={quoted(table.quote)}, "
+            f"escape={quoted(table.quote)}, store_rejects=true, rejects_limit=0, "
             f"rejects_table={quoted(rejects)}, rejects_scan={quoted(rejects + '_scan')})"
         )
-        cells = names
-    elif file.kind == "parquet":
+    elif table.kind == "parquet":
+        cells = [_parquet_text(name, is_id=at in table.id_positions) for at, name in enumerate(names)]
         source = parquet(plain)
-        cells = [
-            _parquet_text(identifier(name), is_id=at in table.id_positions) for at, name in enumerate(file.columns)
-        ]
     else:
-        is_lines = file.kind == "json lines"
+        is_lines = table.kind == "json lines"
         types = ", ".join(
-            f"{quoted(file.columns[at])}: '{'JSON' if at in table.id_positions else 'VARCHAR'}'"
+            f"{quoted(table.columns[at])}: '{'JSON' if at in table.id_positions else 'VARCHAR'}'"
             for at in positions
             if at is not None
         )
@@ -108,10 +97,7 @@ def text_relation(table: SourceTable, positions: Sequence[int | None], folder: P
             f"records=true, columns={{{types}}}, ignore_errors={is_lines}, "
             "compression='none')"
         )
-        cells = [
-            _json_id(identifier(name)) if at in table.id_positions else identifier(name)
-            for at, name in enumerate(file.columns)
-        ]
+        cells = [_json_id(name) if at in table.id_positions else name for at, name in enumerate(names)]
     chosen = ["NULL" if at is None else cells[at] for at in positions]
     return f"SELECT {', '.join(chosen)} FROM {source}"
 

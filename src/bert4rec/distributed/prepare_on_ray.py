@@ -18,7 +18,7 @@ import duckdb
 from bert4rec.data.columns import Role
 from bert4rec.data.database import copy_to_parquet, parquet
 from bert4rec.data.filters import totals
-from bert4rec.data.interactions import Interactions, OnProgress, SourceTable
+from bert4rec.data.interactions import Interactions, OnProgress
 from bert4rec.data.prepared_files import id_order, id_type
 from bert4rec.data.staging import (
     IDS,
@@ -33,6 +33,7 @@ from bert4rec.data.staging import (
     refuse_if_all_dropped,
     refuse_missing_ratings,
 )
+from bert4rec.data.table_file import SourceTable
 from bert4rec.data.table_sql import ColumnKind, is_one_relation, kinds_of
 from bert4rec.data.times import TimeUnit, sum_facts, time_expression
 from bert4rec.distributed import prepare_tasks as tasks

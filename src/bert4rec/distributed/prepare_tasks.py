@@ -20,9 +20,9 @@ import numpy as np
 from bert4rec.data.columns import Role
 from bert4rec.data.database import connect, copy_to_parquet, count, identifier, limit_memory, parquet, quoted
 from bert4rec.data.filters import count_events
-from bert4rec.data.interactions import SourceTable
 from bert4rec.data.prepared_files import SORTED, write_sorted
 from bert4rec.data.staging import IDS, EventRules, naming_the_file
+from bert4rec.data.table_file import SourceTable
 from bert4rec.data.table_sql import ColumnKind, parquet_rows
 from bert4rec.data.times import TimeFacts, TimeUnit, time_facts
 

@@ -140,7 +140,7 @@ def user_item_matrix(train: Spans, n_items: int) -> Any:
     """
     from scipy.sparse import csr_matrix
 
-    items = train.tokens[train.places]
+    items = train.items()
     users = np.repeat(train.users, train.lengths)
     shape = (int(train.users.max()) + 1, n_items)
     matrix = csr_matrix((np.ones(len(items), dtype=np.float32), (users, items)), shape=shape)

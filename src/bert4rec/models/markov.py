@@ -52,7 +52,7 @@ class MarkovChain(FittedModel):
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: MarkovSettings, seed: int = 0) -> Self:
-        items = np.asarray(train.tokens[train.places], dtype=np.int64)
+        items = train.items().astype(np.int64)
         follows = np.ones(len(items) + 1, dtype=np.bool_)
         follows[np.cumsum(train.lengths)] = False  # the first item of a span follows nothing
         follows = follows[1:-1]

@@ -33,7 +33,7 @@ class Popularity(FittedModel):
 
     @classmethod
     def fit(cls, train: Spans, n_items: int, settings: PopularitySettings, seed: int = 0) -> Self:
-        return cls(torch.from_numpy(np.bincount(train.tokens[train.places], minlength=n_items)))
+        return cls(torch.from_numpy(np.bincount(train.items(), minlength=n_items)))
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:
         log_counts = self.counts.to(histories.device, torch.float64).clamp(min=0.5).log()
