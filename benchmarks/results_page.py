@@ -1,10 +1,10 @@
-"""Write docs/results.md from the JSON files in docs/results.
+"""Write docs/results.md and docs/experiments/2026-11-comparisons.md from the JSON files in docs/results.
 
-    python benchmarks/results_page.py                    # write the page again
-    python benchmarks/results_page.py --check            # exit 1 when it is not what the files say
+    python benchmarks/results_page.py                    # write the pages again
+    python benchmarks/results_page.py --check            # exit 1 when they are not what the files say
 
-The sentences are in results_page.md.j2 and docs/results/notes.json; every figure of a table comes
-from the files. `benchmarks/lab_picture.py` and `publish_run.py` put them there.
+The sentences are in the templates (*_page.md.j2) and docs/results/notes.json; every figure of a table
+comes from the files. `benchmarks/lab_picture.py` and `publish_run.py` put them there.
 """
 
 import argparse
@@ -22,7 +22,11 @@ from marked_tables import wrap_prose
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-RESULTS, PAGE = DOCS / "results", DOCS / "results.md"
+RESULTS = DOCS / "results"
+PAGES = {  # template → page
+    "results_page.md.j2": DOCS / "results.md",
+    "comparisons_page.md.j2": DOCS / "experiments" / "2026-11-comparisons.md",
+}
 REPRODUCTIONS = HERE.parent / "src" / "bert4rec" / "reproductions"
 COMMANDS = {
     "ml-1m": """\
@@ -46,18 +50,21 @@ $LAB --models bert4rec --budget 3m --set stages.0.mask_ratio=0.6 \\
 $LAB --models sasrec+3000 --budget 5m""",
 }
 # By reproduction: the contenders whose run in the lab had its settings but for the budget, as they
-# were compared at revision cb200a4. The others get no verdict.
+# were compared at revision cb200a4. The others get no verdict, nor do runs of SHORT minutes.
 PUBLISHED: dict[str, dict[str, tuple[str, ...]]] = {
     "ml-1m": {
         "full-ranking-ml-1m": ("bpr-mf", "gru4rec-ce", "sasrec", "sasrec+", "gsasrec"),
         "sasrec-vs-bert4rec": (),
-        "table-2-ml-1m": (
-            *("popularity", "bpr-mf", "neumf", "fpmc", "gru4rec", "gru4rec+", "caser"),
-            *("sasrec", "bert4rec"),
-        ),
+        "table-2-ml-1m": ("popularity", "bpr-mf", "neumf", "fpmc", "gru4rec", "gru4rec+", "caser", "sasrec"),
     },
     "beauty": {"sasrec-vs-bert4rec-beauty": (), "table-2-beauty": ("popularity", "bpr-mf")},
 }
+SHORT = 2  # minutes
+VERDICTS_EXPLAINED = (
+    "`pass`: within the tolerance of `bert4rec reproduce`. `miss by`: outside it, by this much. No verdict: the run "
+    f"had other settings, or it was trained for {SHORT} minutes only. The budget of a longer run is in brackets."
+)
+NAMES = {"POP": "Popularity"}  # one name per model on these pages
 REPORT_FILES = ("report.html", "report.csv", "report.json")
 RUN_ROWS = {"popularity": "popularity.json", "Markov chain": "markov.json", "BERT4Rec": "metrics.json"}
 
@@ -66,21 +73,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    text = wrap_prose(page())
-    if arguments.check:
-        if PAGE.read_text(encoding="utf-8") != text:
-            sys.exit("docs/results.md is not what its JSON files say: run benchmarks/results_page.py")
-        return
-    PAGE.write_text(text, encoding="utf-8")
+    for template, page in PAGES.items():
+        text = wrap_prose(rendered(template))
+        if not arguments.check:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{page.name} is not what its JSON files say: run benchmarks/results_page.py")
 
 
-def page() -> str:
+def rendered(template: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template("results_page.md.j2").render(
+    return environment.get_template(template).render(
         lab_block=lab_block,
         published_block=published_block,
+        verdicts_explained=VERDICTS_EXPLAINED,
         run_table=run_table,
         run_facts=run_facts,
         claims=list(ml_1m_claims(lab("ml-1m"))),
@@ -111,22 +119,12 @@ def lab_block(name: str) -> str:
     facts, n_seeds = result["facts"], len(result["facts"]["seeds"])
     machine = facts["machine"]
     files = ", ".join(f"[{file}]({folder}/{file})" for file in REPORT_FILES)
-    columns = [
-        "model",
-        "HR@10",
-        "NDCG@10",
-        "95 % interval",
-        "NDCG@10, 100 popularity",
-        "NDCG@10, 100 uniform",
-        "training",
-        "budget",
-        "epochs",
-    ]
+    columns = ["model", "HR@10", "NDCG@10", "95 % interval", "popularity", "uniform", "training", "budget", "epochs"]
     lines = [
         f"```\n{COMMANDS[name]}\n```",
         f"{result['n_users']:,} users, {facts['data']['n_items']:,} items, seeds: {n_seeds}, "
         f"{machine['cores']} cores ({machine['cpu']}). Intervals, paired differences, "
-        f"curves, costs and settings: {files}.\n",
+        f"curves, costs and settings: {files}. The columns “popularity” and “uniform” are NDCG@10.\n",
         "| " + " | ".join(columns) + " |",
         "|---|" + "---:|" * (len(columns) - 1),
     ]
@@ -142,7 +140,7 @@ def lab_row(model: dict[str, Any]) -> str:
     figures, epochs, budget = model["figures"], mean_cost(model, "epochs"), budget_of(model)
     score, seconds = figures["full"]["NDCG@10"], mean_cost(model, "training_seconds")
     cells = [
-        model["title"],
+        title_of(model),
         number(figures["full"]["HR@10"]["value"]),
         f"**{number(score['value'])}**",
         f"{number(score['low'])}–{number(score['high'])}",
@@ -153,6 +151,10 @@ def lab_row(model: dict[str, Any]) -> str:
         "–" if epochs is None else f"{epochs:g}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def title_of(model: dict[str, Any]) -> str:
+    return NAMES.get(model["title"], model["title"])
 
 
 def mean_cost(model: dict[str, Any], name: str) -> float | None:
@@ -171,9 +173,9 @@ def score_of(model: dict[str, Any]) -> float:
 
 
 def ml_1m_claims(result: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """What issue 4 asked of this table. One seed each: a small difference may be chance."""
+    """The claims of issue 4 about this table. One seed each: a small difference may be chance."""
     models = {model["name"]: model for model in result["models"]}
-    titles = {name: model["title"] for name, model in models.items()}
+    titles = {name: title_of(model) for name, model in models.items()}
 
     def ours(name: str) -> str:
         budget = budget_of(models[name])
@@ -184,15 +186,15 @@ def ml_1m_claims(result: dict[str, Any]) -> Iterator[dict[str, str]]:
         return {
             "says": "NDCG@10 over all items: " + " < ".join(titles[name] for name in names),
             "ours": ", ".join(map(ours, names)),
-            "verdict": "holds" if holds else "does not hold",
+            "verdict": "pass" if holds else "miss",
         }
 
     def at_least(name: str, wanted: float, published: float) -> dict[str, str]:
         short = wanted - score_of(models[name])
         return {
-            "says": f"{titles[name]}: {number(wanted)} (published {number(published)})",
+            "says": f"{titles[name]}: NDCG@10 at least {number(wanted)} (published {number(published)})",
             "ours": ours(name),
-            "verdict": "reached" if short <= 0 else f"missed by {number(short)}",
+            "verdict": "pass" if short <= 0 else f"miss by {number(short)}",
         }
 
     yield order("popularity", "bpr-mf", "sasrec", "sasrec+")
@@ -214,8 +216,9 @@ def published_block(name: str) -> str:
         about = tomllib.loads((REPRODUCTIONS / f"{reproduction}.toml").read_text(encoding="utf-8"))
         tolerance = about["tolerance"]
         lines += [f"\n**{about['title']}** (`bert4rec reproduce {reproduction}`)\n"]
-        columns = ("model", "source", "metric", "published", "ours", "difference", "verdict")
-        lines += ["| " + " | ".join(columns) + " |", "|---|---|---|---:|---:|---:|---|"]
+        columns = ("model", "metric", "published", "ours", "difference", "verdict")
+        lines += ["| " + " | ".join(columns) + " |", "|---|---|---:|---:|---:|---|"]
+        sources: dict[str, list[str]] = {}
         for each in about["contenders"]:
             model = models.get(each.get("recipe", ""))
             for metric in ("HR@10", "NDCG@10"):
@@ -225,25 +228,39 @@ def published_block(name: str) -> str:
                 ours = model["figures"][about["protocol"]][metric]["value"]
                 room = max(tolerance["absolute"], tolerance["relative"] * published)
                 outside = abs(ours - published) - room
-                # Figures have four digits: a tenth of the last one is not a difference.
-                is_inside = outside <= 1e-5
-                verdict = "within tolerance" if is_inside else f"outside, by {number(outside)}"
                 cells = (
                     each["title"],
-                    each.get("source", about["source"]),
                     metric,
                     number(published),
                     number(ours),
                     signed(ours - published),
-                    verdict if each["name"] in judged else "other settings, no verdict",
+                    verdict(outside, budget_of(model), each["name"] in judged),
                 )
                 lines.append("| " + " | ".join(cells) + " |")
+                models_of_source = sources.setdefault(each.get("source", about["source"]), [])
+                if each["title"] not in models_of_source:
+                    models_of_source.append(each["title"])
+        if len(sources) == 1:
+            lines.append(f"\nPublished figures: {next(iter(sources))}.")
+        else:
+            lines.append("\nPublished figures:")
+            lines += [f"- {source}: {'; '.join(titles)}" for source, titles in sources.items()]
     return "\n".join(lines) + "\n"
 
 
+def verdict(outside: float, budget: float | None, has_same_settings: bool) -> str:
+    if not has_same_settings:
+        return "no verdict: other settings"
+    if budget is not None and budget <= SHORT:
+        return f"no verdict: {SHORT} minutes"
+    # Figures have four digits: a tenth of the last one is not a difference.
+    said = "pass" if outside <= 1e-5 else f"miss by {number(outside)}"
+    return said if budget is None else f"{said} ({budget:g} minutes)"
+
+
 def run_table(name: str) -> str:
-    protocols = (("full", "all items"), ("popularity", "100 popularity"), ("uniform", "100 uniform"))
-    columns = [(p, m, f"{m}, {what}") for p, what in protocols for m in ("HR@10", "NDCG@10")]
+    protocols = (("full", ""), ("popularity", ", popularity"), ("uniform", ", uniform"))
+    columns = [(p, m, f"{m}{what}") for p, what in protocols for m in ("HR@10", "NDCG@10")]
     lines = ["| model | " + " | ".join(title for *_, title in columns) + " |", "|---|" + "---:|" * len(columns)]
     is_causal = read(f"{name}/config.json")["model"]["name"] == "bert4rec-causal"
     for title, file in RUN_ROWS.items():

@@ -1,12 +1,15 @@
 """Put every setting with its default and meaning into docs/reference/settings.md.
 
-python benchmarks/settings_page.py              # write the tables again
+python benchmarks/settings_page.py              # write the lists again
 python benchmarks/settings_page.py --check      # exit 1 when the classes say otherwise
 """
 
+import json
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bert4rec.config import Config, EvaluationSettings, TrainingSettings
 from bert4rec.data.filters import DataSettings
@@ -19,35 +22,46 @@ sys.path.append(str(Path(__file__).resolve().parent))
 from marked_tables import write_or_check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "settings.md"
-HEADER = ["| setting | default | what it does |", "|---|---|---|"]
 
 
-def rows(settings: type[Settings], section: str, leave_out: set[str] = frozenset()) -> list[str]:
+def as_typed(value: Any) -> str:
+    """A value as `--set` reads it."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def entry(name: str, default: Any, text: str) -> str:
+    words = f"- `{name}` (default `{as_typed(default)}`): {text}"
+    return textwrap.fill(words, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def entries(settings: type[Settings], section: str, leave_out: set[str] = frozenset()) -> list[str]:
     return [
-        f"| `{section}{key}` | {field.get_default()} | {description_of(settings, key)} |"
+        entry(f"{section}{key}", field.get_default(), description_of(settings, key))
         for key, field in settings.model_fields.items()
         if key not in leave_out
     ]
 
 
 def section(settings: type[Settings], name: str) -> list[str]:
-    return [*HEADER, *rows(settings, f"{name}.")]
+    return entries(settings, f"{name}.")
 
 
 def models() -> list[str]:
     lines = []
     for name in MODELS:
         settings = MODELS[name].settings_class
-        if found := rows(settings, "model.", leave_out={"name"}):
-            lines += ["", f"**{name}**", "", *HEADER, *found]
+        if found := entries(settings, "model.", leave_out={"name"}):
+            lines += ["", f"**{name}**", *found]
     return lines[1:]
 
 
 def losses() -> list[str]:
-    lines = [*HEADER, f"| `loss.name` | {Config().loss.name} | {', '.join(LOSSES)} |"]
+    lines = [entry("loss.name", Config().loss.name, ", ".join(LOSSES))]
     seen: set[str] = set()
     for name in LOSSES:
-        for line in rows(LOSSES[name], "loss.", leave_out={"name"}):
+        for line in entries(LOSSES[name], "loss.", leave_out={"name"}):
             if line not in seen:
                 seen.add(line)
                 lines.append(line)
@@ -57,8 +71,8 @@ def losses() -> list[str]:
 def stages() -> list[str]:
     lines = []
     for name in OBJECTIVES:
-        found = rows(OBJECTIVES[name], "stages.N.", leave_out={"objective"})
-        lines += ["", f"**{name}**", "", *HEADER, *found]
+        found = entries(OBJECTIVES[name], "stages.N.", leave_out={"objective"})
+        lines += ["", f"**{name}**", *found]
     return lines[1:]
 
 

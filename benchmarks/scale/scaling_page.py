@@ -1,4 +1,4 @@
-"""Put the figures of docs/results/scale* into docs/how-to/several-machines.md.
+"""Put the figures of docs/results/scale* into docs/explanation/performance.md.
 
     python benchmarks/scale/scaling_page.py              # write the tables again
     python benchmarks/scale/scaling_page.py --check      # exit 1 when the files say otherwise
@@ -72,11 +72,7 @@ def large_table() -> list[str]:
     n_steps = train["sequences"] // 256
     rows = [
         (f"prepare {prepared['asked']['files']} Parquet files, `--memory 512MB`", prepared),
-        (
-            f"train BERT4Rec, d=64, for {n_steps:,} steps of 256 histories of 50, sampled softmax "
-            "with 1,024 negatives; evaluate 2,000 users, build the index",
-            train,
-        ),
+        (f"train for {n_steps:,} steps, evaluate 2,000 users, build the index", train),
         (f"load the model and score {score['users']:,} users", score),
     ]
     return markdown_table(
@@ -88,4 +84,4 @@ def large_table() -> list[str]:
 TABLES = {"items": items_table, "users": users_table, "shapes": shape_table, "large": large_table}
 
 if __name__ == "__main__":
-    write_or_check(DOCS / "how-to" / "several-machines.md", TABLES, __doc__)
+    write_or_check(DOCS / "explanation" / "performance.md", TABLES, __doc__)

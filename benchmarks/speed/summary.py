@@ -1,4 +1,4 @@
-"""Each tool's best figures out of all rounds, and how ours compare with the best peer's."""
+"""Each tool's best figures out of all rounds, and how ours compare with the best other tool's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,10 +80,10 @@ def table(best: Best, tools: list[str]) -> str:
     for tool in tools:
         figures = {shape: best[shape].get(tool, {}) for shape in best}
         add(NAMES[tool], [shown(column, figures[shape].get(column)) for shape, column in places])
-    for tuned, which in ((False, "best peer at its defaults"), (True, "best peer, tuned or not")):
+    for tuned, which in ((False, "best other tool at its defaults"), (True, "best other tool, tuned or not")):
         peers = [best_peer(best[shape], column, tuned=tuned) for shape, column in places]
         add(which, [NAMES[peer] if peer else "–" for peer in peers])
         times = ratios(best, tuned=tuned)
         figures = [times.get(shape, {}).get(column) for shape, column in places]
-        add(f"ours is better than the {which} by", [f"{x:.1f}×" if x else "–" for x in figures])
+        add("ours is better by", [f"{x:.1f}×" if x else "–" for x in figures])
     return "\n".join(lines)
