@@ -7,6 +7,7 @@ is fixed and left out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from importlib import resources
@@ -61,7 +62,7 @@ def space_for(start: Config, overrides: Iterable[str] = (), file: Path | None = 
             _check_values(space, start)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    return {name: _widened(tried, known[name]) for name, tried in space.items()}
+    return {name: tried for name, tried in space.items() if not tried.single()}
 
 
 def start_values(start: Config, space: Space) -> dict[str, Any]:
@@ -87,32 +88,30 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def _default_tables(start: Config) -> dict[str, Any]:
-    """Those of `search_space.toml` that the recipe has, with the choices that go with its other settings."""
-    known, is_trained = flat_settings(start.model_dump()), bool(start.stages)
+    """Those of `search_space.toml` that go with the other settings of the recipe."""
+    known = flat_settings(start.model_dump())
     tables = read_toml(resources.files("bert4rec") / "lab" / "search_space.toml")
-    tables = {n: t for n, t in tables.items() if n in known and (is_trained or n.startswith("model."))}
-    for place, stage in enumerate(start.stages):
-        has_one_mask = 1 in (getattr(stage, "max_queries", 0), getattr(stage, "last_item_share", 0))
-        if not stage.epochs:  # left out
-            tables.pop(f"stages.{place}.learning_rate", None)
-        if not stage.epochs or has_one_mask:  # with more masks it would be another model
-            tables.pop(f"stages.{place}.mask_ratio", None)
-            tables.pop(f"stages.{place}.last_item_share", None)
+    tables = {name: table for name, table in tables.items() if name in known and _is_tuned(name, start)}
     if known.get("loss.n_negatives", 0) >= SHARED_FROM and "loss.n_negatives" in tables:
         tables["loss.n_negatives"] = MANY_NEGATIVES
-    for name, table in tables.items():
-        if "choices" in table:
-            choices = dict.fromkeys([*table["choices"], known[name]])
-            tables[name] = {"choices": [choice for choice in choices if _is_valid(start, name, choice)]}
-    return {name: table for name, table in tables.items() if len(table.get("choices", ("low", "high"))) > 1}
+    for name in [name for name, table in tables.items() if "choices" in table]:
+        choices = []
+        for value in dict.fromkeys([*tables[name]["choices"], known[name]]):
+            with contextlib.suppress(ValueError):  # as of 4 heads for a dim of 50
+                with_settings(start, {name: value})
+                choices.append(value)
+        tables[name] = {"choices": choices}
+    return tables
 
 
-def _is_valid(start: Config, name: str, value: Any) -> bool:
-    try:
-        with_settings(start, {name: value})
-    except ValueError:
-        return False
-    return True
+def _is_tuned(name: str, start: Config) -> bool:
+    section, _, key = name.rpartition(".")
+    if not section.startswith("stages."):
+        return section == "model" or bool(start.stages)
+    stage = start.stages[int(section.removeprefix("stages."))]
+    has_one_mask = 1 in (getattr(stage, "max_queries", 0), getattr(stage, "last_item_share", 0))
+    # With more masks it would be another model; a stage without epochs is left out.
+    return stage.epochs > 0 and (key == "learning_rate" or not has_one_mask)
 
 
 def _by_full_name(values: dict[str, Any]) -> dict[str, Any]:
@@ -125,25 +124,28 @@ def _by_full_name(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(name: str, table: Any, known: dict[str, Any]) -> Distribution:
-    """The distribution that a line of the file describes."""
+    """The distribution that a line of the file describes, and wide enough for the recipe's own value."""
     if why := NOT_TUNABLE.get(name) or NOT_TUNABLE.get(name.partition(".")[0]):
         raise ValueError(f"{name} cannot be tuned: {why}")
     if name not in known:
         raise ValueError(f"{name!r} is no setting of this recipe{nearest(name, known)}")
+    own = known[name]
     match table:
-        case {"choices": [_, _, *_] as choices} if len(table) == 1:
-            return CategoricalDistribution(tuple(dict.fromkeys(choices)))
+        case {"choices": [_, *_] as choices} if len(table) == 1:
+            return CategoricalDistribution(tuple(dict.fromkeys([*choices, own])))
         case {"low": int() | float() as low, "high": int() | float() as high} if (
             table.keys() <= {"low", "high", "log"} and low < high
         ):
             log = table.get("log", False)
             if log is False or (log is True and low > 0):
-                if isinstance(low, int) and isinstance(high, int) and not isinstance(known[name], float):
+                if isinstance(own, int | float) and (own > 0 or not log):  # a logarithmic scale has no zero
+                    low, high = min(low, own), max(high, own)
+                if isinstance(low, int) and isinstance(high, int) and not isinstance(own, float):
                     return IntDistribution(low, high, log=log)
                 return FloatDistribution(low, high, log=log)
     raise ValueError(
         f"{name} is {table!r}: write {{ low = 0.001, high = 0.1 }}, low below high, and with log = true above 0; "
-        "or { choices = [32, 64] }, two or more"
+        "or { choices = [32, 64] }"
     )
 
 
@@ -163,12 +165,3 @@ def _values(tried: Distribution, *, is_each: bool) -> Iterable[Any]:
     return (
         range(tried.low, tried.high + 1) if is_each and isinstance(tried, IntDistribution) else (tried.low, tried.high)
     )
-
-
-def _widened(tried: Distribution, value: Any) -> Distribution:
-    """Wide enough for `value`; a logarithmic scale has no zero."""
-    if isinstance(tried, CategoricalDistribution):
-        return CategoricalDistribution(tuple(dict.fromkeys([*tried.choices, value])))
-    if value is None or (tried.log and value <= 0):
-        return tried
-    return type(tried)(min(tried.low, value), max(tried.high, value), log=tried.log)
