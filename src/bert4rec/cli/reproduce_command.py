@@ -67,47 +67,46 @@ def reproduce(
         if reproduction.attention_positions is None:
             raise ValueError(f"--model: {name} draws no attention maps; figure-2 does")
         refuse_given(context, "--model", but=("name", "model", "data", "out", "strict"))
-        if not _draw_attention(reproduction, model, data, out) and strict:
-            raise typer.Exit(EXIT_MISSED)
-        return
-    if judge_only:
-        refuse_given(context, "--judge-only", but=("name", "judge_only", "out", "strict", "latex", "markdown"))
+        is_missed = not _draw_attention(reproduction, model, data, out)
     else:
-        from bert4rec.lab.budget import parse_budget
-        from bert4rec.lab.claims import contenders_of, reproduction_names
-        from bert4rec.lab.contenders import split_names
-        from bert4rec.lab.lab_directory import LabTerms
-        from bert4rec.lab.run_lab import run_lab
+        if judge_only:
+            refuse_given(context, "--judge-only", but=("name", "judge_only", "out", "strict", "latex", "markdown"))
+        else:
+            from bert4rec.lab.budget import parse_budget
+            from bert4rec.lab.claims import contenders_of
+            from bert4rec.lab.contenders import split_names
+            from bert4rec.lab.lab_directory import LabTerms
+            from bert4rec.lab.run_lab import run_lab
 
-        own = reproduction.name
-        source = own if own in reproduction_names() else f"{own}.toml"
-        data_name = Path(data or reproduction.data).name
-        terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, source)
-        contenders = contenders_of(reproduction, split_names(models), overrides or ())
-        sequences = _open(reproduction, data, contenders)
-        try:
-            run_lab(out / "lab", sequences, contenders, terms, errors)
-        except Interrupted:
-            raise exit_interrupted(out) from None
-    if _is_missed(reproduction, out, printed) and strict:
+            data_name = Path(data or reproduction.data).name
+            terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, Path(name).name)
+            contenders = contenders_of(reproduction, split_names(models), overrides or ())
+            sequences = _open(reproduction, data, contenders)
+            try:
+                run_lab(out / "lab", sequences, contenders, terms, errors)
+            except Interrupted:
+                raise exit_interrupted(out) from None
+        is_missed = _is_missed(reproduction, name, out, printed)
+    if is_missed and strict:
         raise typer.Exit(EXIT_MISSED)
 
 
 def _list(budget: str) -> None:
     from bert4rec.data.public import DATASETS
+    from bert4rec.evaluation.text_tables import TextTable
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.claims import load_reproduction, reproduction_names
     from bert4rec.lab.report_text import duration
 
-    minutes = parse_budget(budget)
+    minutes, rows = parse_budget(budget), []
     for name in reproduction_names():
         each = load_reproduction(name)
         n, megabytes = len(each.contenders), DATASETS[each.data].size / 1e6
         needs = f"{each.data} ({megabytes:.0f} MB), {n} x {budget} = {duration(60 * n * minutes)}"
-        output.print(f"[bold]{name:<27}[/bold]{needs}", highlight=False)
-        output.print(f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        rows.append((name, f"{needs}\n{each.title}"))
+    output.print(TextTable(("name", "data and time"), rows, n_names=2).to_terminal("Reproductions"))
     print_lines(
-        "\nThe data is downloaded from its publisher, or named with --data. Budgets are for "
+        "The data is downloaded from its publisher, or named with --data. Budgets are for "
         "training; a model that has stopped improving ends earlier."
     )
     print_next(["reproduce", "table-3-ml-1m", "--budget", "20m"])
@@ -126,7 +125,7 @@ def _open(reproduction: Reproduction, data: str | None, contenders: list[Contend
         ) from error
 
 
-def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None) -> bool:
+def _is_missed(reproduction: Reproduction, name: str, out: Path, printed: TextFormat | None) -> bool:
     """Judge the runs, print the verdicts, and draw the attention maps of figure-2."""
     from bert4rec.lab.judgement import remarks, to_text, verdict_table, write_judgement
 
@@ -144,8 +143,7 @@ def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None
             is_missed |= not _draw_attention(reproduction, run, None, out)
     print_lines(f"Written to {out / 'reproduction.json'}")
     print_next(
-        ["lab", "--report-only", "--out", out / "lab"],
-        ["reproduce", reproduction.name, "--judge-only", "--out", out, "--markdown"],
+        ["lab", "--report-only", "--out", out / "lab"], ["reproduce", name, "--judge-only", "--out", out, "--markdown"]
     )
     return is_missed
 

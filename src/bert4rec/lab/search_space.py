@@ -30,7 +30,6 @@ MANY_NEGATIVES = {"low": SHARED_FROM, "high": 4096, "log": True}  # shared ones 
 NOT_TUNABLE = {
     "model.name": "tune one model at a time and compare them with `bert4rec lab`",
     "training.seed": "the best seed is luck, not a setting",
-    "training.minutes": "the time of a trial is given with --budget",
     "training.validation_users": "all trials must be judged on the same users",
     "data": "all trials must be judged on the same held-out items",
     "evaluation": "all trials must be judged on the same held-out items",
@@ -51,18 +50,19 @@ def space_for(start: Config, overrides: Iterable[str] = (), file: Path | None = 
         if both := sorted(fixed & tables.keys()):
             raise ValueError(f"{both[0]} is in {file} and given with --set as well: leave out one")
     where = file or "the default search space"
-    if not tables:
-        raise ValueError(
-            f"nothing is left to tune of the model {start.model.name!r}: {where} names no setting that it has "
-            "and that is not given with --set"
-        )
     try:
         space = {name: _parsed(name, table, known) for name, table in tables.items()}
         if file is not None:
             _check_values(space, start)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    return {name: tried for name, tried in space.items() if not tried.single()}
+    space = {name: tried for name, tried in space.items() if not tried.single()}
+    if not space:
+        raise ValueError(
+            f"nothing is left to tune of the model {start.model.name!r}: {where} names no setting that it has "
+            "and that is not given with --set"
+        )
+    return space
 
 
 def start_values(start: Config, space: Space) -> dict[str, Any]:

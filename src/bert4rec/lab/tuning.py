@@ -87,9 +87,9 @@ def tune(
         raise ValueError(f"--trials is {options.n_trials}: use one or more")
     ends_at = time.monotonic() + 60 * options.timeout_minutes
     with (
+        stop_requested() as is_stopped,
         alone_in(out) as lock,
         open_study(out, sequences.fingerprint, start, space, options.minutes) as study,
-        stop_requested() as is_stopped,
         ProgressView(console=console) as view,
     ):
         write_json(out / STUDY_FILE, {"data": data_facts(out, sequences, options.data_name)})
@@ -312,7 +312,8 @@ def save_trials(study: Study, space: Space, out: Path, data_name: str) -> None:
         {"trial": number, "is_start": "yes" if number == 1 else "no"} | facts_of(trial, space)
         for number, trial in enumerate(trials, 1)
     ]
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    columns = ["trial", "state", "ndcg@10", "seconds", "is_start", *space, "error"]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(out / "trials.csv", text.getvalue())
