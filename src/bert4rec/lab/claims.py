@@ -159,8 +159,9 @@ def judge(claim: Claim, ours: MeanEstimate | None, notes: Iterable[str] = ()) ->
     if ours is None:
         verdict = "not run"
     elif claim.published is not None and claim.tolerance is not None:
-        missed_by = max(0.0, abs(ours.value - claim.published) - claim.tolerance)
-        verdict = "pass" if missed_by <= 1e-5 else "miss"  # a tenth of the last digit is not a difference
+        outside = abs(ours.value - claim.published) - claim.tolerance
+        missed_by = outside if outside > 1e-5 else 0.0  # a tenth of the last digit is not a difference
+        verdict = "miss" if missed_by else "pass"
     else:
         assert ours.low is not None
         assert ours.high is not None

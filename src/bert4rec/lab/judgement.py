@@ -74,7 +74,7 @@ def judge_runs(reproduction: Reproduction, lab: Path) -> Judgement:
 
     def mean(metric: str, *names: str) -> MeanEstimate | None:
         """Of our runs of a contender, or of the paired difference of two; None if one was not run."""
-        if not notes.keys() >= set(names):
+        if not found.finished.keys() >= set(names):
             return None
         first, *others = (mean_over_seeds(found.finished[name], metric, reproduction.protocol) for name in names)
         return mean_estimates((first - sum(others))[:, None], n_resamples=N_RESAMPLES)[0][0]
@@ -155,7 +155,7 @@ def verdict_table(judgement: Judgement) -> TextTable:
                 f"{write(claim.ours.value)}\n{interval(claim.ours)}",
                 "–" if claim.published is None else signed(claim.ours.value - claim.published),
                 "–" if claim.tolerance is None else figure(claim.tolerance),
-                claim.verdict + (by if claim.verdict == "miss" else "") + " *" * bool(claim.notes),
+                claim.verdict + by + " *" * bool(claim.notes),
             )
         )
     return TextTable(COLUMNS, rows)
