@@ -495,6 +495,18 @@ def test_a_space_of_the_user(tmp_path: Path) -> None:
         space_for(load_config("default"), ["model.dim=64"], path)
 
 
+def test_a_recipe_without_a_value_is_one_of_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, start = tmp_path / "space.toml", small("stages.0.patience=none")
+    path.write_text(
+        '"stages.0.patience" = { choices = [2, 5] }\n"model.layers" = { choices = [1] }\n', encoding="utf-8"
+    )
+    space = space_for(start, (), path)  # one layer is what the recipe has: nothing to tune
+    assert space == {"stages.0.patience": CategoricalDistribution((2, 5, None))}
+    replaced(monkeypatch, lambda config: 0.5)
+    tuned(tmp_path / "study", 2, start=start, space=space)
+    assert rows(tmp_path / "study")[0]["stages.0.patience"] == ""
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -510,6 +522,10 @@ def test_a_space_of_the_user(tmp_path: Path) -> None:
         ('"model.dim" = { from = 3 }', r"model\.dim is \{'from': 3\}: write \{ low"),
         ('"model.dim" = 64', r"model\.dim is 64: write"),
         ('"model.dim" = { low = 3 }', r"model\.dim is \{'low': 3\}: write \{ low"),
+        (
+            '"model.dim" = { choices = [96] }\n"model.heads" = { low = 1, high = 4 }',
+            r"heads = 3 does not divide dim = 64",
+        ),
         ('"model.heads" = { choices = [2, 3] }', r"heads = 3 does not divide dim = 64"),
         ('"training.seed" = { low = 0, high = 9 }', r"training\.seed cannot be tuned: .* luck"),
         ('"data.min_rating" = { low = 1, high = 5 }', r"data\.min_rating cannot be tuned"),

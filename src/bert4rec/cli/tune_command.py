@@ -73,9 +73,10 @@ def _show(result: TuningResult, out: Path) -> None:
 
     columns = ["setting", "at the start", "best"]
     rows = [[name, readable(before), readable(after)] for name, (before, after) in result.settings.items()]
+    incomplete = f", {result.n_incomplete} of them pruned or failed" if result.n_incomplete else ""
     lines = [
         f"Validation NDCG@10 {result.best:.4f}, against {result.start:.4f} of the recipe at the start, "
-        f"in {result.n_trials} trials, {result.n_incomplete} of them pruned or failed.",
+        f"in {result.n_trials} trials{incomplete}.",
         "No trial was better than the recipe itself: try more --trials."
         if result.best == result.start
         else "The best of many trials is partly luck: train it to see its test metrics.",
