@@ -69,10 +69,10 @@ def tune(
 
 def _show(result: TuningResult, out: Path) -> None:
     from bert4rec.evaluation.text_tables import TextTable
-    from bert4rec.lab.tuning import readable
+    from bert4rec.lab.tuning import value_text
 
     columns = ["setting", "at the start", "best"]
-    rows = [[name, readable(before), readable(after)] for name, (before, after) in result.settings.items()]
+    rows = [[name, value_text(before), value_text(after)] for name, (before, after) in result.settings.items()]
     incomplete = f", {result.n_incomplete} of them pruned or failed" if result.n_incomplete else ""
     lines = [
         f"Validation NDCG@10 {result.best:.4f}, against {result.start:.4f} of the recipe at the start, "

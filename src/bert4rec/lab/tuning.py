@@ -345,9 +345,9 @@ def _outcome(trial: FrozenTrial, space: Space, best_so_far: str) -> str:
         "failed": f"could not be trained ({facts['error']})",
         "pruned": f"pruned at {trial.last_step} % with {value}, below the median",
     }[facts["state"]]
-    settings = ", ".join(f"{name} {readable(facts[name])}" for name in space)
+    settings = ", ".join(f"{name} {value_text(facts[name])}" for name in space)
     return f"{outcome}  ({facts['seconds']:.0f} s)  {settings}"
 
 
-def readable(value: object) -> str:
+def value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
