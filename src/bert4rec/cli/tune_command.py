@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @reads_a_table
 def tune(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    trials: Annotated[int, typer.Option(help="Number of trials in all.")] = 30,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials in all.")] = 30,
     budget: Annotated[str, typer.Option(help="Training time per trial, as in 90s, 5m or 1h30m.")] = "5m",
     out: Annotated[Path, typer.Option(help="Directory of the study.")] = Path("runs/tune"),
     recipe: Recipe = "default",

@@ -83,8 +83,6 @@ def tune(
         raise ValueError(
             "training.on_validation leaves nothing to choose settings by: add --set training.on_validation=false"
         )
-    if options.n_trials < 1:
-        raise ValueError(f"--trials is {options.n_trials}: use one or more")
     ends_at = time.monotonic() + 60 * options.timeout_minutes
     with (
         stop_requested() as is_stopped,
