@@ -15,13 +15,12 @@ from bert4rec.data.public import DATASETS
 from bert4rec.data.splits import leave_one_out
 from bert4rec.explanation import attention_weights
 from bert4rec.lab.claims import (
+    Claim,
     PublishedTraining,
     Reproduction,
     Tolerance,
-    TrainingLength,
     contenders_of,
-    judge_figure,
-    judge_order,
+    judge,
     load_reproduction,
     reproduction_names,
     shortfall,
@@ -131,7 +130,8 @@ def test_tolerance_is_the_larger_of_share_and_floor() -> None:
     ],
 )
 def test_a_figure_passes_within_its_tolerance(ours: float | None, verdict: str) -> None:
-    assert judge_figure(ours, 0.4818, 0.02) == verdict
+    claim = Claim("BERT4Rec", "NDCG@10", 0.4818, 0.02, ("bert4rec",), "Table 2")
+    assert judge(claim, None if ours is None else MeanEstimate(ours, 0.0, 1.0)).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -145,21 +145,19 @@ def test_a_figure_passes_within_its_tolerance(ours: float | None, verdict: str) 
     ],
 )
 def test_an_order_passes_with_its_whole_interval(difference: MeanEstimate | None, verdict: str) -> None:
-    assert judge_order(difference) == verdict
+    claim = Claim("Cloze > one mask", "NDCG@10", None, None, ("cloze", "one-mask"), "Table 3")
+    assert judge(claim, difference).verdict == verdict
 
 
 def test_a_training_that_was_shorter_than_the_published_one_is_named() -> None:
     paper = PublishedTraining(says="400,000 steps of 256", sequences=102_400_000)
-    assert shortfall(paper, TrainingLength(1_024_000, 20, 200, 20)) == [
+    assert shortfall(paper, 1_024_000, 20, planned=200, fitted=20) == [
         "trained on 1 % of the published sequences (400,000 steps of 256)",
         "the budget allowed 20 of 200 epochs",
     ]
-    assert shortfall(None, TrainingLength(10, 15, 200, 20)) == []  # stopped by its patience
-    assert shortfall(None, TrainingLength(10, 15, 20, 20, is_stopped_by_clock=True)) == [
-        "stopped by the time limit before its learning rate had decayed"
-    ]
+    assert shortfall(None, 10, 15, planned=200, fitted=20) == []  # stopped by its patience
     longer = PublishedTraining(says="63 epochs", epochs=63)
-    assert not shortfall(longer, TrainingLength(1, 63, 70, 70))
+    assert not shortfall(longer, 1, 63, planned=70, fitted=70)
 
 
 CUSTOM = """
@@ -247,7 +245,7 @@ def test_a_reproduction_from_run_to_verdict(custom: tuple[Reproduction, Path]) -
     values = [ours[name]["NDCG@10"]["value"] for name in ("tiny", "popularity")]
     assert beats.ours is not None
     assert beats.ours.value == pytest.approx(values[0] - values[1])
-    assert beats.verdict == judge_order(beats.ours)
+    assert beats.verdict == judge(beats, beats.ours).verdict != "not run"
     assert wide.verdict == "not run"
     assert judgement.warnings == ("this is not the published data: it has 40 users instead of 41",)
     assert [point.at for point in judgement.curve] == [8]
@@ -292,11 +290,15 @@ def test_missing_seeds_are_named_and_text_is_no_markup(custom: tuple[Reproductio
     failed = lab / "runs" / "tiny" / "seed-2"
     failed.mkdir()
     (failed / "cost.json").write_text(json.dumps({"status": "failed", "error": "boom"}))
+    cost = json.loads((lab / "runs" / "tiny" / "seed-0" / "cost.json").read_text())
+    cost["cost"]["stopped_by_clock"] = True
+    (lab / "runs" / "tiny" / "seed-0" / "cost.json").write_text(json.dumps(cost))
     hostile = reproduction.model_copy(update={"title": "# <b>*a*", "notes": "a|b_c_"})
     judgement = write_judgement(hostile, tmp_path / "out")
     assert judgement.failed == {"tiny": "seed 2 failed: boom"}
     popularity, _, tiny, *_ = judgement.claims
     assert tiny.notes[0] == "Tiny BERT4Rec: 1 of 3 seeds"
+    assert tiny.notes[-1] == "Tiny BERT4Rec: stopped by the time limit before its learning rate had decayed"
     assert popularity.notes == ()  # deterministic: one seed is all there is
     text = to_text(judgement, "markdown")
     assert "- Tiny BERT4Rec: 1 of 3 seeds." in text
@@ -445,4 +447,4 @@ def test_attention_files_and_what_is_read_out_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "attention.svg").stat().st_size > 1000
     swapped = AttentionMaps(weights[::-1], 7)
-    assert not all(swapped.facts()["claims"].values())
+    assert not all(swapped.claims().values())

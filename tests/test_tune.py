@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import math
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna import TrialPruned
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from rich.console import Console
 from toys import cycle, quiet
@@ -21,14 +23,21 @@ from bert4rec.config import Config, RunConfig, load_config, resolve
 from bert4rec.data import splits
 from bert4rec.data.sequences import Sequences
 from bert4rec.interrupts import Interrupted
-from bert4rec.lab import study as studies
 from bert4rec.lab import tuning
 from bert4rec.lab.contenders import choose_contenders, flat_settings
 from bert4rec.lab.lab_directory import STUDY_FILE, LabRun, data_facts, write_json
 from bert4rec.lab.run_process import run_one
 from bert4rec.lab.search_space import Space, space_for, start_values
-from bert4rec.lab.study import StudyTerms, config_of, finished, open_study, recipe_toml
-from bert4rec.lab.tuning import TrialCurve, TuningOptions, TuningResult, tune
+from bert4rec.lab.tuning import (
+    TuningOptions,
+    TuningResult,
+    config_of,
+    finished,
+    learning_curve,
+    open_study,
+    recipe_toml,
+    tune,
+)
 
 MINUTES = 0.2
 BRIEF = (
@@ -68,10 +77,9 @@ def tuned(
     space: Space = SPACE,
     sequences: Sequences | None = None,
     console: Console | None = None,
-    startup_trials: int = 5,
-    timeout_minutes: float | None = None,
+    timeout_minutes: float = math.inf,
 ) -> TuningResult:
-    options = TuningOptions("toys.csv", n_trials, MINUTES, timeout_minutes, 0, startup_trials)
+    options = TuningOptions("toys.csv", n_trials, MINUTES, timeout_minutes)
     return tune(sequences or cycle(40), start, space, out, options, console or quiet())
 
 
@@ -204,21 +212,22 @@ def test_the_test_items_are_never_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_hopeless_settings_are_pruned_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of 1e-9 learns nothing; after the first good trial none such trains to its end."""
 
-    def learns(run: LabRun, config: Config, minutes: float, running: Any, report: Any) -> Any:
+    def learns(run: LabRun, config: Config, running: Any, report: Any) -> Any:
         best = 0.5 if config.stages[0].learning_rate > 1e-3 else 0.01
         for percent in range(10, 101, 10):
             report(percent, best * percent / 100)
         return config, best
 
     monkeypatch.setattr(tuning, "run_trial", learns)
+    monkeypatch.setattr(tuning, "STARTUP_TRIALS", 1)
     space: Space = {RATE: CategoricalDistribution((1e-9, 1e-2))}
     start, console = small(f"{RATE}=1e-2"), quiet()
-    tuned(tmp_path, 6, start=start, space=space, startup_trials=1, console=console)
+    tuned(tmp_path, 6, start=start, space=space, console=console)
     by_rate = {(row[RATE], row["state"]) for row in rows(tmp_path)}
     assert by_rate == {("1e-09", "pruned"), ("0.01", "complete")}
     text = console.file.getvalue()  # type: ignore[attr-defined]
     percent = [int(share) for share in re.findall(r"pruned at (\d+) %", text)]
-    assert studies.WARM_UP_PERCENT <= min(percent) < 100
+    assert tuning.WARM_UP_PERCENT <= min(percent) < 100
 
 
 def test_a_pruned_trial_is_stopped(tmp_path: Path) -> None:
@@ -226,21 +235,16 @@ def test_a_pruned_trial_is_stopped(tmp_path: Path) -> None:
     long = small("stages.0.epochs=100000", "stages.1.epochs=0", "stages.0.patience=none")
 
     def prune(percent: int, ndcg: float) -> None:
-        raise tuning.TrialPruned
-
-    class Curve(TrialCurve):
-        def add(self, event: dict[str, Any], epochs: list[int]) -> None:
-            self.report(10, 0.0)
+        raise TrialPruned
 
     write_json(tmp_path / STUDY_FILE, {"data": data_facts(tmp_path, cycle(40), "toys")})
     with pytest.MonkeyPatch.context() as patch, (tmp_path / "lock").open("w") as lock:
-        patch.setattr(tuning, "TrialCurve", Curve)
-        running = tuning.RunningTrial(
-            tmp_path, lock.fileno(), tuning.StopRequest(), tuning.ProgressView(console=quiet()), 0
-        )
+        patch.setattr(tuning, "learning_curve", lambda events, epochs: {10: 0.0} if events else {})
+        view = tuning.ProgressView(console=quiet())
+        running = tuning.RunningTrial(tmp_path, 10.0, lock.fileno(), tuning.StopRequest(), view, 0)
         run = LabRun(tmp_path, "trial-0", 0)
-        with pytest.raises(tuning.TrialPruned):
-            tuning.run_trial(run, long, 10.0, running, prune)
+        with pytest.raises(TrialPruned):
+            tuning.run_trial(run, long, running, prune)
     assert run.cost() is None
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -287,7 +291,7 @@ def test_an_interrupt_gives_the_trial_back(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         replaced(patch, interrupted)
-        for _ in range(studies.MOST_ATTEMPTS + 1):  # no number of times is too many
+        for _ in range(tuning.MOST_ATTEMPTS + 1):  # no number of times is too many
             with pytest.raises(Interrupted):
                 tuned(tmp_path, 1)
     replaced(monkeypatch, lambda config: 0.5)
@@ -367,27 +371,23 @@ def test_a_killed_study_resumes_and_tries_the_same_settings_again(
     replaced(monkeypatch, lambda config: 0.4)
     assert tuned(tmp_path, 3).n_trials == 3
     assert rows(tmp_path)[1][RATE] == line.split()[-1]
-    with open_study(tmp_path, terms(cycle(40).fingerprint)) as (study, _):
+    with open_study(tmp_path, cycle(40).fingerprint, START, SPACE, MINUTES) as study:
         states = [trial.state.name for trial in study.get_trials()]
         assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
         assert [config_of(trial) for trial in finished(study)]
 
 
-def terms(fingerprint: str) -> StudyTerms:
-    return StudyTerms(fingerprint, START, SPACE, MINUTES)
-
-
 def test_a_trial_that_kills_the_program_is_not_tried_for_ever(tmp_path: Path) -> None:
     n_begun = 0
-    for _ in range(studies.MOST_ATTEMPTS + 2):
-        with open_study(tmp_path, terms("data")) as (study, _):
+    for _ in range(tuning.MOST_ATTEMPTS + 2):
+        with open_study(tmp_path, "data", START, SPACE, MINUTES) as study:
             if n_begun == 0:
-                study.tell(studies.ask(study, SPACE, 0), 0.5)  # the recipe
+                study.tell(tuning.ask(study, SPACE, 0), 0.5)  # the recipe
             elif finished(study)[-1].state.name == "PRUNED":
                 break
-            studies.ask(study, SPACE, 0)  # and never told: the program is gone
+            tuning.ask(study, SPACE, 0)  # and never told: the program is gone
             n_begun += 1
-    assert n_begun == studies.MOST_ATTEMPTS
+    assert n_begun == tuning.MOST_ATTEMPTS
 
 
 def test_the_command_ends_with_a_recipe_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,11 +425,8 @@ def test_no_trial_begins_after_the_timeout(tmp_path: Path, monkeypatch: pytest.M
 
 def test_curves_with_different_validations_are_read_off_at_the_same_places() -> None:
     def curve(epochs: list[int], events: list[tuple[int, int, float]]) -> dict[int, float]:
-        told: dict[int, float] = {}
-        line = TrialCurve(told.__setitem__)
-        for stage, epoch, ndcg in events:
-            line.add({"stage": f"stage {stage}", "epoch": epoch, "ndcg@10": ndcg}, epochs)
-        return told
+        log = [{"stage": f"stage {stage}", "epoch": epoch, "ndcg@10": ndcg} for stage, epoch, ndcg in events]
+        return learning_curve(log, epochs)
 
     often = curve([8, 2], [(0, n, n / 100) for n in range(1, 9)] + [(1, 1, 0.09), (1, 2, 0.10)])
     seldom = curve([4, 1], [(0, 2, 0.04), (0, 4, 0.08), (1, 1, 0.10)])
@@ -482,6 +479,7 @@ def test_a_space_of_the_user(tmp_path: Path) -> None:
         '"stages.0.learning_rate" = { low = 0.0005, high = 0.01, log = true }\n'
         '"model.layers" = { low = 1, high = 4 }\n'
         '"model.dropout" = { low = 0, high = 0.5 }\n'
+        '"training.weight_decay" = { low = 0, high = 1 }\n'
         "[model]\n"
         "dim = { choices = [64, 96] }\n",
         encoding="utf-8",
@@ -490,29 +488,49 @@ def test_a_space_of_the_user(tmp_path: Path) -> None:
         RATE: FloatDistribution(0.0005, 0.01, log=True),
         "model.layers": IntDistribution(1, 4),
         "model.dropout": FloatDistribution(0, 0.5),
+        "training.weight_decay": FloatDistribution(0, 1),
         "model.dim": CategoricalDistribution((64, 96)),
     }
     with pytest.raises(ValueError, match=r"model\.dim is in .* and given with --set"):
         space_for(load_config("default"), ["model.dim=64"], path)
 
 
+def test_a_recipe_without_a_value_is_one_of_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, start = tmp_path / "space.toml", small("stages.0.patience=none")
+    path.write_text(
+        '"stages.0.patience" = { choices = [2, 5] }\n"model.layers" = { choices = [1] }\n', encoding="utf-8"
+    )
+    space = space_for(start, (), path)  # one layer is what the recipe has: nothing to tune
+    assert space == {"stages.0.patience": CategoricalDistribution((2, 5, None))}
+    replaced(monkeypatch, lambda config: 0.5)
+    tuned(tmp_path / "study", 2, start=start, space=space)
+    assert rows(tmp_path / "study")[0]["stages.0.patience"] == ""
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('"stages.0.learning_rat" = { low = 1, high = 2 }', r"did you mean 'learning_rate'"),
+        ('"stages.0.learning_rat" = { low = 1, high = 2 }', r"did you mean 'stages\.0\.learning_rate'"),
         ('"model.dropout" = { low = 0.1, high = 1.5 }', r"model\.dropout = 1\.5"),
-        ('"model.dropout" = { low = 0.4, high = 0.1 }', r"model\.dropout is low = 0\.4, high"),
-        ('"training.weight_decay" = { low = 0, high = 1, log = true }', r"above 0"),
-        ('"model.dim" = { choices = [] }', r"model\.dim has choices that are not a list of two"),
+        (
+            '"model.dropout" = { low = 0.4, high = 0.1 }',
+            r"model\.dropout is \{'low': 0\.4, 'high': 0\.1\}: write .* low below high",
+        ),
+        ('"training.weight_decay" = { low = 0, high = 1, log = true }', r"weight_decay is .*'low': 0.* above 0"),
+        ('"model.dim" = { choices = [] }', r"model\.dim is \{'choices': \[\]\}: write .*choices = "),
         ('"model.dim" = { choices = [32, "x"] }', r"model\.dim = 'x'"),
         ('"model.dim" = { from = 3 }', r"model\.dim is \{'from': 3\}: write \{ low"),
         ('"model.dim" = 64', r"model\.dim is 64: write"),
-        ('"model.dim" = { low = 3 }', r"model\.dim needs low and high"),
-        ('"model.heads" = { choices = [2, 3] }', r"model\.heads = 3 and model\.dim = 64"),
+        ('"model.dim" = { low = 3 }', r"model\.dim is \{'low': 3\}: write \{ low"),
+        (
+            '"model.dim" = { choices = [96] }\n"model.heads" = { low = 1, high = 4 }',
+            r"heads = 3 does not divide dim = 64",
+        ),
+        ('"model.heads" = { choices = [2, 3] }', r"heads = 3 does not divide dim = 64"),
         ('"training.seed" = { low = 0, high = 9 }', r"training\.seed cannot be tuned: .* luck"),
         ('"data.min_rating" = { low = 1, high = 5 }', r"data\.min_rating cannot be tuned"),
-        ("learning_rate = 3", r"learning_rate has no section: write section\.key"),
-        ("", r"is empty"),
+        ("learning_rate = 3", r"'learning_rate' is no setting .*did you mean 'stages\.\d\.learning_rate'"),
+        ("", r"nothing is left to tune .*space\.toml names no setting"),
         ("=", r"not a TOML file"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -219,7 +220,7 @@ def load_config(recipe: str = "default", file: str | Path | None = None, overrid
     """The recipe's settings, the file's on top of them, and `section.key=value` on top of both."""
     values = tomllib.loads(recipe_text(recipe))
     if file is not None:
-        values = _merge(values, _read_toml(Path(file)))
+        values = _merge(values, read_toml(Path(file)))
     values = apply_overrides(values, overrides)
     return Config.parse(values, f"recipe {recipe!r}" if file is None else str(file))
 
@@ -320,7 +321,7 @@ def _merge_named(base: dict[str, Any], top: dict[str, Any], section: str) -> dic
     return base | top
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Traversable) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -38,6 +38,12 @@ def say(message: str) -> None:
     errors.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
+def print_lines(*lines: str) -> None:
+    """Plain text as it is, on standard output."""
+    for line in lines:
+        output.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def printable(text: object) -> str:
     """An id or a title as text: neither markup nor the terminal's own codes have an effect."""
     from rich.markup import escape
@@ -49,18 +55,14 @@ def printable(text: object) -> str:
 def exit_interrupted(out: Path, again: list[str] | None = None) -> typer.Exit:
     """Print the command that resumes (this one if not given); what to end the program with."""
     words = again or ["bert4rec", *(word for word in sys.argv[1:] if word != "--overwrite")]
-    message = f"Interrupted; everything so far is saved in {out}. To resume:"
-    errors.print(message, markup=False, soft_wrap=True)
-    errors.print("  " + shlex.join(words), markup=False, highlight=False, soft_wrap=True)
+    message = f"Interrupted; everything so far is saved in {out}. To resume:\n  {shlex.join(words)}"
+    errors.print(message, markup=False, highlight=False, soft_wrap=True)
     return typer.Exit(EXIT_INTERRUPTED)
 
 
 def print_next(*commands: list[object]) -> None:
     """Commands that are worth trying next."""
-    output.print("Next:")
-    for command in commands:
-        words = shlex.join(["bert4rec", *map(str, command)])
-        output.print(f"  {words}", highlight=False, markup=False, soft_wrap=True)
+    print_lines("Next:", *(f"  {shlex.join(['bert4rec', *map(str, command)])}" for command in commands))
 
 
 def describe(sequences: Sequences) -> None:
@@ -78,19 +80,16 @@ def print_outcome(outcome: Outcome, out: Path) -> None:
 
 
 def _baseline_table(outcome: Outcome) -> Table:
-    from rich.table import Table
-
     from bert4rec.evaluation.report import column_title, figure
+    from bert4rec.evaluation.text_tables import TextTable
 
-    table = Table(title="Compared with baselines", title_justify="left")
-    table.add_column("model", no_wrap=True)
-    models = {outcome.recommender.config.model.name: outcome.evaluation} | outcome.baselines
-    ks = outcome.recommender.config.evaluation.ks
-    k = 10 if 10 in ks else max(ks)
-    columns = [("full", f"HR@{k}"), *((p, f"NDCG@{k}") for p in outcome.evaluation.metrics)]
-    for protocol, metric in columns:
-        title = column_title(protocol, outcome.evaluation)
-        table.add_column(f"{metric}\n{title}", justify="right")
-    for name, evaluation in models.items():
-        table.add_row(name, *(figure(evaluation.value(m, p)) for p, m in columns))
-    return table
+    config = outcome.recommender.config
+    models = {config.model.name: outcome.evaluation} | outcome.baselines
+    k = 10 if 10 in config.evaluation.ks else max(config.evaluation.ks)
+    shown = [("full", f"HR@{k}"), *((protocol, f"NDCG@{k}") for protocol in outcome.evaluation.metrics)]
+    columns = ["model", *(f"{metric}\n{column_title(protocol, outcome.evaluation)}" for protocol, metric in shown)]
+    rows = [
+        [name, *(figure(evaluation.value(metric, protocol)) for protocol, metric in shown)]
+        for name, evaluation in models.items()
+    ]
+    return TextTable(columns, rows).to_terminal("Compared with baselines")

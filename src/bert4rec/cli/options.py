@@ -45,7 +45,6 @@ ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich
 TimeColumn = Annotated[
     str | None, typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE)
 ]
-RatingColumn = Annotated[str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)]
 Delimiter = Annotated[str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)]
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE)
@@ -54,10 +53,6 @@ Encoding = Annotated[str | None, typer.Option(help="Text encoding, utf-8 by defa
 OnBadRows = Annotated[
     Literal["error", "skip"], typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE)
 ]
-Items = Annotated[
-    str | None, typer.Option("--items", help="Table with a title (and more) for each item.", rich_help_panel=TABLE)
-]
-SortMemory = Annotated[str, typer.Option("--memory", help="Memory for sorting the table; the rest goes to disk.")]
 
 
 def training_data(about: dict[str, object], named: str | None) -> Sequences:
@@ -105,27 +100,28 @@ def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | N
     return "latex" if latex else "markdown" if markdown else None
 
 
-AllowRemote = Annotated[
-    bool,
-    typer.Option(
-        "--allow-remote", help="The table may be Parquet files at s3://…, gs://… or https://….", rich_help_panel=TABLE
-    ),
-]
-
-
 @dataclass(frozen=True)
 class TableOptions:
-    memory: SortMemory = "512MB"
+    memory: Annotated[str, typer.Option(help="Memory for sorting the table; the rest goes to disk.")] = "512MB"
     user: UserColumn = None
     item: ItemColumn = None
     time: TimeColumn = None
-    rating: RatingColumn = None
+    rating: Annotated[str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)] = None
     delimiter: Delimiter = None
     header: Header = None
     encoding: Encoding = None
     on_bad_rows: OnBadRows = "error"
-    items: Items = None
-    allow_remote: AllowRemote = False
+    items: Annotated[
+        str | None, typer.Option(help="Table with a title (and more) for each item.", rich_help_panel=TABLE)
+    ] = None
+    allow_remote: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote",
+            help="The table may be Parquet files at s3://…, gs://… or https://….",
+            rich_help_panel=TABLE,
+        ),
+    ] = False
 
     def open(
         self,

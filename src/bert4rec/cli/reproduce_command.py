@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import errors, exit_interrupted, output, print_next, progress_bar, say
-from bert4rec.cli.options import Latex, Markdown, Overrides, refuse_given, text_format, training_data
+from bert4rec.cli.console import errors, exit_interrupted, output, print_lines, print_next
+from bert4rec.cli.options import Latex, Markdown, Overrides, TableOptions, refuse_given, text_format, training_data
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -57,6 +57,7 @@ def reproduce(
         refuse_given(context, "no name of a reproduction", but=("budget",))
         _list(budget)
         return
+    from bert4rec.interrupts import Interrupted
     from bert4rec.lab.claims import load_reproduction
 
     printed = text_format(latex, markdown)
@@ -66,61 +67,54 @@ def reproduce(
         if reproduction.attention_positions is None:
             raise ValueError(f"--model: {name} draws no attention maps; figure-2 does")
         refuse_given(context, "--model", but=("name", "model", "data", "out", "strict"))
-        if not _draw_attention(reproduction, model, data, out) and strict:
-            raise typer.Exit(EXIT_MISSED)
-        return
-    if judge_only:
-        but = ("name", "judge_only", "out", "strict", "latex", "markdown")
-        refuse_given(context, "--judge-only", but=but)
+        is_missed = not _draw_attention(reproduction, model, data, out)
     else:
-        from bert4rec.interrupts import Interrupted
-        from bert4rec.lab.budget import parse_budget
-        from bert4rec.lab.claims import contenders_of, reproduction_names
-        from bert4rec.lab.contenders import split_names
-        from bert4rec.lab.lab_directory import LabTerms
-        from bert4rec.lab.run_lab import run_lab
+        if judge_only:
+            refuse_given(context, "--judge-only", but=("name", "judge_only", "out", "strict", "latex", "markdown"))
+        else:
+            from bert4rec.lab.budget import parse_budget
+            from bert4rec.lab.claims import contenders_of
+            from bert4rec.lab.contenders import split_names
+            from bert4rec.lab.lab_directory import LabTerms
+            from bert4rec.lab.run_lab import run_lab
 
-        own = reproduction.name
-        source = own if own in reproduction_names() else f"{own}.toml"
-        data_name = Path(data or reproduction.data).name
-        terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, source)
-        contenders = contenders_of(reproduction, split_names(models), overrides or ())
-        sequences = _open(reproduction, data, contenders)
-        try:
-            run_lab(out / "lab", sequences, contenders, terms, errors)
-        except Interrupted:
-            raise exit_interrupted(out) from None
-    if _is_missed(reproduction, out, printed) and strict:
+            data_name = Path(data or reproduction.data).name
+            terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, Path(name).name)
+            contenders = contenders_of(reproduction, split_names(models), overrides or ())
+            sequences = _open(reproduction, data, contenders)
+            try:
+                run_lab(out / "lab", sequences, contenders, terms, errors)
+            except Interrupted:
+                raise exit_interrupted(out) from None
+        is_missed = _is_missed(reproduction, name, out, printed)
+    if is_missed and strict:
         raise typer.Exit(EXIT_MISSED)
 
 
 def _list(budget: str) -> None:
     from bert4rec.data.public import DATASETS
+    from bert4rec.evaluation.text_tables import TextTable
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.claims import load_reproduction, reproduction_names
     from bert4rec.lab.report_text import duration
 
-    minutes = parse_budget(budget)
+    minutes, rows = parse_budget(budget), []
     for name in reproduction_names():
         each = load_reproduction(name)
         n, megabytes = len(each.contenders), DATASETS[each.data].size / 1e6
         needs = f"{each.data} ({megabytes:.0f} MB), {n} x {budget} = {duration(60 * n * minutes)}"
-        output.print(f"[bold]{name:<27}[/bold]{needs}", highlight=False)
-        output.print(f"    {each.title}", style="dim", highlight=False, markup=False, soft_wrap=True)
-    output.print(
-        "\nThe data is downloaded from its publisher, or named with --data. Budgets are for "
-        "training; a model that has stopped improving ends earlier.",
-        highlight=False,
+        rows.append((name, f"{needs}\n{each.title}"))
+    output.print(TextTable(("name", "data and time"), rows, n_names=2).to_terminal("Reproductions"))
+    print_lines(
+        "The data is downloaded from its publisher, or named with --data. Budgets are for "
+        "training; a model that has stopped improving ends earlier."
     )
     print_next(["reproduce", "table-3-ml-1m", "--budget", "20m"])
 
 
 def _open(reproduction: Reproduction, data: str | None, contenders: list[Contender]) -> Sequences:
-    from bert4rec.data.sources import open_data
-
     try:
-        with progress_bar("downloading") as on_download:
-            return open_data(data or reproduction.data, contenders[0].config.data, say=say, on_download=on_download)
+        return TableOptions().open(data or reproduction.data, contenders[0].config.data)
     except ValueError as error:
         if data is not None:
             raise
@@ -131,7 +125,7 @@ def _open(reproduction: Reproduction, data: str | None, contenders: list[Contend
         ) from error
 
 
-def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None) -> bool:
+def _is_missed(reproduction: Reproduction, name: str, out: Path, printed: TextFormat | None) -> bool:
     """Judge the runs, print the verdicts, and draw the attention maps of figure-2."""
     from bert4rec.lab.judgement import remarks, to_text, verdict_table, write_judgement
 
@@ -141,18 +135,15 @@ def _is_missed(reproduction: Reproduction, out: Path, printed: TextFormat | None
         return judgement.is_missed
     if judgement.claims:
         output.print(verdict_table(judgement).to_terminal(judgement.title))
-    for line in remarks(judgement):
-        output.print(f"* {line}", markup=False, highlight=False, soft_wrap=True)
-    output.print(f"{judgement.summary}.", markup=False, highlight=False)
+    print_lines(*(f"* {line}" for line in remarks(judgement)), f"{judgement.summary}.")
     is_missed = judgement.is_missed
     if reproduction.attention_positions is not None:
         run = out / "lab" / "runs" / reproduction.contenders[0].name / "seed-0"
         if (run / "manifest.json").exists():
             is_missed |= not _draw_attention(reproduction, run, None, out)
-    output.print(f"Written to {out / 'reproduction.json'}", markup=False, soft_wrap=True)
+    print_lines(f"Written to {out / 'reproduction.json'}")
     print_next(
-        ["lab", "--report-only", "--out", out / "lab"],
-        ["reproduce", reproduction.name, "--judge-only", "--out", out, "--markdown"],
+        ["lab", "--report-only", "--out", out / "lab"], ["reproduce", name, "--judge-only", "--out", out, "--markdown"]
     )
     return is_missed
 
@@ -168,14 +159,10 @@ def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out
     split = split_of(recommender, training_data(recommender.about, data))
     maps = average_attention(recommender.model, split.test.histories, reproduction.attention_positions)
     write_maps(maps, out)
-    claims: dict[str, bool] = maps.facts()["claims"]
-    for claim, holds in claims.items():
-        output.print(f"{'pass' if holds else 'miss'}: {claim}", markup=False, highlight=False)
-    output.print(
+    claims = maps.claims()
+    print_lines(
+        *(f"{'pass' if holds else 'miss'}: {claim}" for claim, holds in claims.items()),
         f"Attention over {maps.n_users:,} histories: {out / 'attention.png'}, .svg and .json",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
     return all(claims.values())
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import errors, exit_interrupted, output, print_next
+from bert4rec.cli.console import errors, exit_interrupted, output, print_lines, print_next
 from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe, TableOptions, reads_a_table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @reads_a_table
 def tune(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
-    trials: Annotated[int, typer.Option(help="Number of trials in all.")] = 30,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials in all.")] = 30,
     budget: Annotated[str, typer.Option(help="Training time per trial, as in 90s, 5m or 1h30m.")] = "5m",
     out: Annotated[Path, typer.Option(help="Directory of the study.")] = Path("runs/tune"),
     recipe: Recipe = "default",
@@ -40,6 +41,7 @@ def tune(
     resume it, or with more --trials to search on.
     """
     from bert4rec.config import load_config, resolve
+    from bert4rec.interrupts import Interrupted
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import refuse_overrides
 
@@ -47,10 +49,8 @@ def tune(
     refuse_overrides(overrides or (), {"seed": one_seed})
     start = load_config(recipe, config, overrides or ())
     minutes = parse_budget(budget)
-    timeout_minutes = None if timeout is None else parse_budget(timeout, "--timeout")
+    timeout_minutes = math.inf if timeout is None else parse_budget(timeout, "--timeout")
     sequences = table.open(data, start.data)
-    from bert4rec.interrupts import Interrupted
-
     try:
         from bert4rec.lab import tuning
         from bert4rec.lab.search_space import space_for
@@ -64,49 +64,29 @@ def tune(
     except Interrupted:
         raise exit_interrupted(out) from None
     _show(result, out)
-    best = out / "best.toml"
-    print_next(["train", data, "--config", best, "--out", "runs/tuned", *table.as_words()])
+    print_next(["train", data, "--config", out / "best.toml", "--out", "runs/tuned", *table.as_words()])
 
 
 def _show(result: TuningResult, out: Path) -> None:
-    from rich.table import Table
+    from bert4rec.evaluation.text_tables import TextTable
+    from bert4rec.lab.tuning import value_text
 
-    table = Table(title="The best settings", title_justify="left")
-    table.add_column("setting", no_wrap=True)
-    for column in ("at the start", "best"):
-        table.add_column(column, justify="right")
+    columns = ["setting", "at the start", "best"]
+    rows = [[name, value_text(before), value_text(after)] for name, (before, after) in result.settings.items()]
+    incomplete = f", {result.n_incomplete} of them pruned or failed" if result.n_incomplete else ""
+    lines = [
+        f"Validation NDCG@10 {result.best:.4f}, against {result.start:.4f} of the recipe at the start, "
+        f"in {result.n_trials} trials{incomplete}.",
+        "No trial was better than the recipe itself: try more --trials."
+        if result.best == result.start
+        else "The best of many trials is partly luck: train it to see its test metrics.",
+    ]
     if result.importance:
-        table.add_column("importance", justify="right")
-    for name, (before, after) in result.settings.items():
-        row = [name, _value(before), _value(after)]
-        row += [f"{result.importance.get(name, 0):.0%}"] if result.importance else []
-        table.add_row(*row)
-    output.print(table)
-    n_incomplete = result.n_incomplete
-    incomplete = f", {n_incomplete} of them pruned or failed" if n_incomplete else ""
-    output.print(
-        f"Validation NDCG@10 {result.best:.4f}, against {result.start:.4f} of the recipe at the "
-        f"start, in {result.n_trials} trials{incomplete}.",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if result.best == result.start:
-        output.print("No trial was better than the recipe itself: try more --trials.")
-    else:
-        output.print("The best of many trials is partly luck: train it to see its test metrics.", highlight=False)
-    if result.importance:
-        output.print(
-            "Importance: how well a setting separates the good trials from the others (PED-ANOVA).",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for what, name in (("The recipe", "best.toml"), ("All trials", "trials.csv")):
-        output.print(f"{what}: {out / name}", markup=False, highlight=False, soft_wrap=True)
-    output.print()
-
-
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        columns.append("importance")
+        rows = [[*row, f"{result.importance.get(row[0], 0):.0%}"] for row in rows]
+        lines.append("Importance: how well a setting separates the good trials from the others (PED-ANOVA).")
+    output.print(TextTable(columns, rows).to_terminal("The best settings"))
+    print_lines(*lines, f"The recipe: {out / 'best.toml'}", f"All trials: {out / 'trials.csv'}", "")
 
 
 def add_to(app: typer.Typer) -> None:

@@ -8,18 +8,17 @@ model that is far better than published is not a reproduction either. An order p
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from bert4rec.config import read_toml
 from bert4rec.lab.contenders import Contender, build_contenders
 from bert4rec.lab.lab_result import REPORTED, MeanEstimate
-from bert4rec.lab.report_text import STOPPED_BY_CLOCK
 from bert4rec.settings import Settings, Share, parse_settings
 
 ProtocolName = Literal["full", "popularity", "uniform"]
@@ -35,25 +34,29 @@ class PublishedTraining(Settings):
     epochs: float | None = None
 
 
-class PublishedModel(Settings):
-    """One contender: a recipe with settings on top, and the figures published for it."""
-
-    name: Name
-    title: str
-    recipe: str | None = None  # None starts from the reproduction's `base`
-    set: tuple[str, ...] = ()
-    published: dict[str, Share] = Field(default_factory=dict)
-    source: str | None = None  # where it differs from the reproduction's
-    training: PublishedTraining | None = None
-    at: float | None = None  # the x-value on a curve
-
-
 class SharedRecipe(Settings):
     """What contenders without a recipe of their own start from."""
 
     recipe: str
     set: tuple[str, ...] = ()
     training: PublishedTraining | None = None
+
+
+class PublishedModel(Settings):
+    """One contender: a recipe with settings on top, and the figures published for it."""
+
+    name: Name
+    title: str
+    recipe: str = ""  # without one it starts from the reproduction's `base`
+    set: tuple[str, ...] = ()
+    published: dict[str, Share] = Field(default_factory=dict)
+    source: str | None = None  # where it differs from the reproduction's
+    training: PublishedTraining | None = None
+    at: float | None = None  # the x-value on a curve
+
+    def on_top_of(self, base: SharedRecipe) -> PublishedModel:
+        settings, training = (*base.set, *self.set), self.training or base.training
+        return self.model_copy(update={"recipe": base.recipe, "set": settings, "training": training})
 
 
 class Tolerance(Settings):
@@ -93,6 +96,14 @@ class Reproduction(Settings):
     curve_over: str | None = None  # what the x-values of a curve are
     attention_positions: int | None = None  # draw attention maps of the last positions
 
+    @field_validator("contenders")
+    @classmethod
+    def _start_from_base(cls, contenders: tuple[PublishedModel, ...], others: ValidationInfo) -> Any:
+        base = others.data.get("base")
+        if base is None and not all(each.recipe for each in contenders):
+            raise ValueError("a contender without a recipe needs a [base]")
+        return tuple(each.on_top_of(base) if base and not each.recipe else each for each in contenders)
+
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         names = [contender.name for contender in self.contenders]
@@ -106,76 +117,72 @@ class Reproduction(Settings):
             metrics.add(order.metric)
         if unknown := metrics - set(REPORTED):
             raise ValueError(f"unknown metrics {sorted(unknown)}: use {', '.join(REPORTED)}")
-        if self.base is None and any(c.recipe is None for c in self.contenders):
-            raise ValueError("a contender without a recipe needs a [base]")
         return self
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A published figure of one contender, or a difference of two, beside ours."""
+    """A published figure of one contender, or a difference of two, and ours once they were run."""
 
     says: str  # the contender, or "better > worse"
     metric: str
     published: float | None  # None where an order was published without figures
     tolerance: float | None  # None for an order
-    ours: MeanEstimate | None
-    verdict: Verdict
     contenders: tuple[str, ...]
     source: str
+    ours: MeanEstimate | None = None
+    verdict: Verdict = "not run"
+    missed_by: float = 0.0  # how far ours is outside the tolerance
     notes: tuple[str, ...] = ()
 
-    @property
-    def missed_by(self) -> float:
-        """How far ours is outside the tolerance."""
-        if self.ours is None or self.published is None or self.tolerance is None:
-            return 0.0
-        return max(0.0, abs(self.ours.value - self.published) - self.tolerance)
+
+def published_claims(reproduction: Reproduction) -> Iterator[Claim]:
+    """All figures, then all orders."""
+    models = {model.name: model for model in reproduction.contenders}
+    for model in models.values():
+        for metric, value in model.published.items():
+            source, tolerance = model.source or reproduction.source, reproduction.tolerance.of(value)
+            yield Claim(model.title, metric, value, tolerance, (model.name,), source)
+    for order in reproduction.order:
+        for name in order.worse:
+            better, worse = models[order.better], models[name]
+            above, below = (each.published.get(order.metric) for each in (better, worse))
+            difference = None if above is None or below is None else above - below
+            says = f"{better.title} > {worse.title}"
+            yield Claim(says, order.metric, difference, None, (better.name, worse.name), order.says)
 
 
-def judge_figure(ours: float | None, published: float, tolerance: float) -> Verdict:
+def judge(claim: Claim, ours: MeanEstimate | None, notes: Iterable[str] = ()) -> Claim:
+    """The claim with our figure, or our difference, and the verdict on it."""
+    verdict: Verdict
+    missed_by = 0.0
     if ours is None:
-        return "not run"
-    # Figures have four digits: a tenth of the last one is not a difference.
-    return "pass" if abs(ours - published) - tolerance <= 1e-5 else "miss"
+        verdict = "not run"
+    elif claim.published is not None and claim.tolerance is not None:
+        outside = abs(ours.value - claim.published) - claim.tolerance
+        missed_by = outside if outside > 1e-5 else 0.0  # a tenth of the last digit is not a difference
+        verdict = "miss" if missed_by else "pass"
+    else:
+        assert ours.low is not None
+        assert ours.high is not None
+        verdict = "pass" if ours.low > 0 else "miss" if ours.high < 0 else "unclear"
+    return replace(claim, ours=ours, verdict=verdict, missed_by=missed_by, notes=tuple(notes))
 
 
-def judge_order(difference: MeanEstimate | None) -> Verdict:
-    if difference is None:
-        return "not run"
-    assert difference.low is not None
-    assert difference.high is not None
-    return "pass" if difference.low > 0 else "miss" if difference.high < 0 else "unclear"
+def shortfall(
+    published: PublishedTraining | None, sequences: float | None, epochs: float | None, planned: float, fitted: float
+) -> list[str]:
+    """Notes for the reader when our training was shorter than the published one, or cut.
 
-
-@dataclass(frozen=True)
-class TrainingLength:
-    """How long a contender was trained here."""
-
-    sequences: float | None
-    epochs: float | None
-    planned_epochs: float | None  # of the recipe
-    fitted_epochs: float | None  # that fit the budget
-    is_stopped_by_clock: bool = False
-
-
-def shortfall(published: PublishedTraining | None, ours: TrainingLength) -> list[str]:
-    """Notes for the reader when our training was shorter than the published one, or cut."""
+    `planned` are the epochs of the recipe, `fitted` those that fit the budget.
+    """
     notes = []
     if published is not None:
-        for done, wanted, what in (
-            (ours.sequences, published.sequences, "sequences"),
-            (ours.epochs, published.epochs, "epochs"),
-        ):
+        for done, wanted, what in ((sequences, published.sequences, "sequences"), (epochs, published.epochs, "epochs")):
             if done is not None and wanted is not None and done < wanted:
-                share = f"{100 * done / wanted:.2g} %"
-                notes.append(f"trained on {share} of the published {what} ({published.says})")
-    planned, fitted = ours.planned_epochs or 0, ours.fitted_epochs or 0
-    # A run with fewer epochs than fit was stopped by its own patience.
-    if fitted < planned and (ours.epochs or 0) >= fitted:
+                notes.append(f"trained on {100 * done / wanted:.2g} % of the published {what} ({published.says})")
+    if (epochs or 0) >= fitted < planned:  # with fewer epochs than fit, its own patience stopped it
         notes.append(f"the budget allowed {fitted:g} of {planned:g} epochs")
-    if ours.is_stopped_by_clock:
-        notes.append(STOPPED_BY_CLOCK)
     return notes
 
 
@@ -183,19 +190,17 @@ def contenders_of(
     reproduction: Reproduction, names: Sequence[str] = (), overrides: Sequence[str] = ()
 ) -> list[Contender]:
     """The contenders of a reproduction, or those that are named, with `overrides` on top."""
-    known = {contender.name: contender for contender in reproduction.contenders}
+    known = {each.name: each for each in reproduction.contenders}
     for name in names:
         if name not in known:
             raise ValueError(f"--models {name}: {reproduction.name} has {', '.join(known)}; choose among them")
-    sources = []
-    for each in (known[name] for name in known if name in names or not names):
-        recipe, settings = each.recipe, each.set
-        if recipe is None:
-            assert reproduction.base is not None
-            recipe, settings = reproduction.base.recipe, (*reproduction.base.set, *each.set)
-        settings = (*reproduction.data_set, *settings)
-        sources.append(Contender(each.name, each.title, each.name, recipe, settings=settings))
-    return build_contenders(sources, overrides, reproduction.data_set)
+    shared = reproduction.data_set
+    sources = [
+        Contender(each.name, each.title, each.name, each.recipe, settings=(*shared, *each.set))
+        for each in reproduction.contenders
+        if each.name in names or not names
+    ]
+    return build_contenders(sources, overrides, shared)
 
 
 def reproduction_names() -> list[str]:
@@ -206,22 +211,15 @@ def reproduction_names() -> list[str]:
 def load_reproduction(source: str) -> Reproduction:
     """A reproduction of the package by its name, or a TOML file of the user."""
     if source.endswith(".toml"):
-        path = Path(source)
-        try:
-            text, name = path.read_text(encoding="utf-8"), path.stem
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+        values, name = read_toml(Path(source)), Path(source).stem
     elif source in reproduction_names():
-        file = resources.files("bert4rec") / "reproductions" / f"{source}.toml"
-        text, name = file.read_text(encoding="utf-8"), source
+        values, name = read_toml(resources.files("bert4rec") / "reproductions" / f"{source}.toml"), source
     else:
         raise ValueError(
             f"no reproduction is named {source!r}: there are {', '.join(reproduction_names())}; "
             "or pass a TOML file of your own"
         )
     try:
-        return parse_settings(Reproduction, {"name": name} | tomllib.loads(text), "")
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{source}: not a TOML file ({error})") from None
+        return parse_settings(Reproduction, {"name": name} | values, "")
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None

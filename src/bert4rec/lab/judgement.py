@@ -9,26 +9,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bert4rec.durable import write_file
 from bert4rec.evaluation.report import figure
 from bert4rec.evaluation.text_tables import TextFormat, TextTable, escape_markdown
-from bert4rec.lab.claims import (
-    Claim,
-    PublishedModel,
-    Reproduction,
-    TrainingLength,
-    Verdict,
-    judge_figure,
-    judge_order,
-    shortfall,
-)
-from bert4rec.lab.collect import FinishedRun, mean_estimates, mean_over_seeds, read_runs
+from bert4rec.lab.claims import Claim, PublishedModel, Reproduction, Verdict, judge, published_claims, shortfall
+from bert4rec.lab.collect import LabRuns, mean_estimates, mean_over_seeds, read_runs
 from bert4rec.lab.lab_directory import LabRun, read_json
-from bert4rec.lab.lab_result import LabFacts, MeanEstimate, MissingRun
-from bert4rec.lab.report_text import interval, signed
+from bert4rec.lab.lab_result import LabFacts, MeanEstimate
+from bert4rec.lab.report_text import STOPPED_BY_CLOCK, interval, signed
 from bert4rec.lab.reproduction_figures import CurvePoint, write_curve
 
 FORMAT_VERSION = 2
@@ -67,51 +59,56 @@ class Judgement:
 
 def write_judgement(reproduction: Reproduction, out: Path) -> Judgement:
     """Judge the runs that are there, and write `reproduction.json` and the curve."""
-    judgement = judge(reproduction, out)
+    judgement = judge_runs(reproduction, out / "lab")
     text = json.dumps(asdict(judgement), indent=1, ensure_ascii=False, allow_nan=False)
     write_file(out / "reproduction.json", text + "\n")
     if reproduction.curve_over is not None and judgement.curve:
-        y_label = f"NDCG@10, {judgement.protocol}"
-        write_curve(judgement.curve, reproduction.curve_over, y_label, out)
+        write_curve(judgement.curve, reproduction.curve_over, f"NDCG@10, {judgement.protocol}", out)
     return judgement
 
 
-def judge(reproduction: Reproduction, out: Path) -> Judgement:
-    runs = read_runs(out / "lab")
-    judged = {
-        each.name: _JudgedModel(reproduction, each, runs.finished.get(each.name, []), out / "lab", runs.facts)
-        for each in reproduction.contenders
-    }
-    failed = {
-        name: reason
-        for name, each in judged.items()
-        if (reason := _reason([run for run in runs.missing if run.name == name], each.runs))
-    }
+def judge_runs(reproduction: Reproduction, lab: Path) -> Judgement:
+    found, models = read_runs(lab), reproduction.contenders
+    notes = {model.name: _training_notes(model, lab, found) for model in models if model.name in found.finished}
+
+    def mean(metric: str, *names: str) -> MeanEstimate | None:
+        """Of our runs of a contender, or of the paired difference of two; None if one was not run."""
+        if not found.finished.keys() >= set(names):
+            return None
+        first, *others = (mean_over_seeds(found.finished[name], metric, reproduction.protocol) for name in names)
+        return mean_estimates((first - sum(others))[:, None], n_resamples=N_RESAMPLES)[0][0]
+
     points = [
-        CurvePoint(each.about.at, each.mean("NDCG@10"), each.about.published.get("NDCG@10"))
-        for each in judged.values()
-        if each.about.at is not None and each.runs
+        CurvePoint(model.at, ours, model.published.get("NDCG@10"))
+        for model in models
+        if model.at is not None and (ours := mean("NDCG@10", model.name)) is not None
     ]
-    figures = [claim for each in judged.values() for claim in each.figure_claims()]
     return Judgement(
         name=reproduction.name,
         title=reproduction.title,
         source=reproduction.source,
         notes=reproduction.notes.strip(),
         protocol=reproduction.protocol,
-        warnings=tuple(_other_data(reproduction, runs.facts.data)),
-        claims=(*figures, *_order_claims(reproduction, judged)),
-        failed=failed,
+        warnings=tuple(_other_data(reproduction, found.facts.data)),
+        claims=tuple(
+            judge(
+                claim,
+                mean(claim.metric, *claim.contenders),
+                chain.from_iterable(notes.get(name, ()) for name in claim.contenders),
+            )
+            for claim in published_claims(reproduction)
+        ),
+        failed={model.name: reason for model in models if (reason := _why_missing(model.name, found))},
         curve=tuple(sorted(points, key=lambda point: point.at)),
-        settings={name: found[0].settings for name, found in runs.finished.items()},
-        lab=runs.facts,
+        settings={name: runs[0].settings for name, runs in found.finished.items()},
+        lab=found.facts,
     )
 
 
-def _reason(missing: list[MissingRun], done: list[FinishedRun]) -> str | None:
-    if errors := [f"seed {run.seed} failed: {run.error}" for run in missing if run.error]:
-        return "; ".join(errors)
-    return "not finished" if missing and not done else None
+def _why_missing(name: str, found: LabRuns) -> str:
+    missing = [run for run in found.missing if run.name == name]
+    errors = "; ".join(f"seed {run.seed} failed: {run.error}" for run in missing if run.error)
+    return errors or "not finished" * (bool(missing) and name not in found.finished)
 
 
 def _other_data(reproduction: Reproduction, data: dict[str, Any]) -> list[str]:
@@ -124,83 +121,21 @@ def _other_data(reproduction: Reproduction, data: dict[str, Any]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _JudgedModel:
-    """A contender with the runs that it has."""
-
-    reproduction: Reproduction
-    about: PublishedModel
-    runs: list[FinishedRun]
-    lab: Path
-    facts: LabFacts
-
-    def mean(self, metric: str, minus: _JudgedModel | None = None) -> MeanEstimate:
-        """Of our runs, or of the paired difference to another contender's."""
-        protocol = self.reproduction.protocol
-        values = mean_over_seeds(self.runs, metric, protocol)
-        if minus is not None:
-            values = values - mean_over_seeds(minus.runs, metric, protocol)
-        return mean_estimates(values[:, None], n_resamples=N_RESAMPLES)[0][0]
-
-    def figure_claims(self) -> list[Claim]:
-        claims = []
-        for metric, published in self.about.published.items():
-            ours = self.mean(metric) if self.runs else None
-            tolerance = self.reproduction.tolerance.of(published)
-            verdict = judge_figure(ours.value if ours else None, published, tolerance)
-            source = self.about.source or self.reproduction.source
-            says, names, notes = self.about.title, (self.about.name,), tuple(self.training_notes())
-            claims.append(Claim(says, metric, published, tolerance, ours, verdict, names, source, notes))
-        return claims
-
-    def training_notes(self) -> list[str]:
-        """About the shortest run, so that nothing looks better trained than it was."""
-        if not self.runs:
-            return []
-        run = min(self.runs, key=lambda run: run.cost.epochs or 0)
-        folder = LabRun(self.lab, self.about.name, run.seed)
-        about = read_json(folder.folder / "about.json") or {}
-        base = self.reproduction.base if self.about.recipe is None else None
-        ours = TrainingLength(
-            sequences=about.get("training", {}).get("sequences"),
-            epochs=run.cost.epochs,
-            planned_epochs=_epochs(folder.plan()),
-            fitted_epochs=_epochs(folder.fitted()),
-            is_stopped_by_clock=any(run.cost.stopped_by_clock for run in self.runs),
-        )
-        notes = shortfall(self.about.training or (base.training if base else None), ours)
-        n_seeds = 1 if run.is_deterministic else len(self.facts.seeds)
-        if len(self.runs) < n_seeds:
-            notes = [f"{len(self.runs)} of {n_seeds} seeds", *notes]
-        return [f"{self.about.title}: {note}" for note in notes]
-
-
-def _epochs(content: dict[str, Any] | None) -> float | None:
-    """Epochs of all stages together, in the settings of a plan."""
-    return None if content is None else float(sum(s["epochs"] for s in content["config"]["stages"]))
-
-
-def _order_claims(reproduction: Reproduction, judged: dict[str, _JudgedModel]) -> list[Claim]:
-    claims = []
-    for order in reproduction.order:
-        for name in order.worse:
-            better, worse = judged[order.better], judged[name]
-            ours = better.mean(order.metric, worse) if better.runs and worse.runs else None
-            above, below = (e.about.published.get(order.metric) for e in (better, worse))
-            claims.append(
-                Claim(
-                    says=f"{better.about.title} > {worse.about.title}",
-                    metric=order.metric,
-                    published=None if above is None or below is None else above - below,
-                    tolerance=None,
-                    ours=ours,
-                    verdict=judge_order(ours),
-                    contenders=(order.better, name),
-                    source=order.says,
-                    notes=(*better.training_notes(), *worse.training_notes()),
-                )
-            )
-    return claims
+def _training_notes(model: PublishedModel, lab: Path, found: LabRuns) -> list[str]:
+    """About the shortest run, so that nothing looks better trained than it was."""
+    runs = found.finished[model.name]
+    run = min(runs, key=lambda run: run.cost.epochs or 0)
+    folder = LabRun(lab, model.name, run.seed)
+    about = read_json(folder.folder / "about.json") or {}
+    planned, fitted = (
+        sum(stage["epochs"] for stage in content["config"]["stages"]) if content else 0
+        for content in (folder.plan(), folder.fitted())
+    )
+    n_seeds = 1 if run.is_deterministic else len(found.facts.seeds)
+    notes = [f"{len(runs)} of {n_seeds} seeds"] if len(runs) < n_seeds else []
+    notes += shortfall(model.training, about.get("training", {}).get("sequences"), run.cost.epochs, planned, fitted)
+    notes += [STOPPED_BY_CLOCK] if any(run.cost.stopped_by_clock for run in runs) else []
+    return [f"{model.title}: {note}" for note in notes]
 
 
 def verdict_table(judgement: Judgement) -> TextTable:
@@ -219,7 +154,7 @@ def verdict_table(judgement: Judgement) -> TextTable:
                 f"{write(claim.ours.value)}\n{interval(claim.ours)}",
                 "–" if claim.published is None else signed(claim.ours.value - claim.published),
                 "–" if claim.tolerance is None else figure(claim.tolerance),
-                claim.verdict + (by if claim.verdict == "miss" else "") + " *" * bool(claim.notes),
+                claim.verdict + by + " *" * bool(claim.notes),
             )
         )
     return TextTable(COLUMNS, rows)

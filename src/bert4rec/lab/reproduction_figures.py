@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -50,30 +50,19 @@ class AttentionMaps:
     def to_recent(self) -> NDArray[np.float64]:
         """(layers, heads): of the attention of `[MASK]` to items, the share of the newer half."""
         to_items = self.weights[:, :, -1, :-1]
-        newer = to_items[:, :, to_items.shape[2] // 2 :].sum(2)
-        # With an odd number of items the middle one counts half.
-        if to_items.shape[2] % 2:
-            newer = newer - to_items[:, :, to_items.shape[2] // 2] / 2
-        share: NDArray[np.float64] = newer / to_items.sum(2)
+        n = to_items.shape[2]
+        is_newer = np.clip(np.arange(n) - n / 2 + 1, 0, 1)  # of an odd number the middle one counts half
+        share: NDArray[np.float64] = to_items @ is_newer / to_items.sum(2)
         return share
 
-    def facts(self) -> dict[str, Any]:
-        """For JSON, with what the paper reads out of its figure."""
-        left, recent = self.to_the_left(), self.to_recent()
+    def claims(self) -> dict[str, bool]:
+        """What the paper reads out of its figure, and whether it holds."""
+        left, recent = self.to_the_left()[0], self.to_recent()[-1]
         return {
-            "n_users": self.n_users,
-            "n_positions": self.weights.shape[-1],
-            "weights": np.round(self.weights, 6).tolist(),
-            "share_to_the_left": np.round(left, 4).tolist(),
-            "share_of_the_newer_half": np.round(recent, 4).tolist(),
-            "claims": {
-                "in the first layer, some heads attend to the left and others to the right": bool(
-                    left[0].min() < 0.5 < left[0].max()
-                ),
-                "in the last layer, [MASK] attends to recent items more than to older ones": bool(
-                    recent[-1].mean() > 0.5
-                ),
-            },
+            "in the first layer, some heads attend to the left and others to the right": bool(
+                left.min() < 0.5 < left.max()
+            ),
+            "in the last layer, [MASK] attends to recent items more than to older ones": bool(recent.mean() > 0.5),
         }
 
 
@@ -122,15 +111,12 @@ def write_curve(points: Sequence[CurvePoint], x_label: str, y_label: str, out: P
     axes = picture.subplots()
     at, ours = [point.at for point in points], [point.ours for point in points]
     axes.plot(at, [each.value for each in ours], marker="o", label="ours, with 95 % interval")
-    for x, each in zip(at, ours, strict=True):
-        if each.low is not None and each.high is not None:
-            axes.vlines(x, each.low, each.high)
+    axes.vlines(at, np.array([each.low for each in ours]), np.array([each.high for each in ours]))
     if known := [(point.at, point.published) for point in points if point.published is not None]:
         axes.plot(*zip(*known, strict=True), "x", color="black", label="published")
     if max(at) >= 8 * min(at):
         axes.set_xscale("log", base=2)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.set_xticks(at, [f"{each:g}" for each in at])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
@@ -156,7 +142,15 @@ def write_maps(maps: AttentionMaps, out: Path) -> None:
     picture.supxlabel("attended position (items counted back from [MASK])", fontsize=8)
     picture.supylabel("query position", fontsize=8)
     out.mkdir(parents=True, exist_ok=True)
-    write_file(out / "attention.json", json.dumps(maps.facts(), indent=1) + "\n")
+    facts = {
+        "n_users": maps.n_users,
+        "n_positions": n,
+        "weights": np.round(maps.weights, 6).tolist(),
+        "share_to_the_left": np.round(maps.to_the_left(), 4).tolist(),
+        "share_of_the_newer_half": np.round(maps.to_recent(), 4).tolist(),
+        "claims": maps.claims(),
+    }
+    write_file(out / "attention.json", json.dumps(facts, indent=1) + "\n")
     _save(picture, out, "attention")
 
 
