@@ -34,19 +34,19 @@ class TrainingSettings(Settings):
     )
     warmup_steps: Count = Field(100, description="steps of linear warm-up at the start of a stage")
     on_validation: bool = Field(
-        False, description="train on the validation items too, for the epochs given: nothing is left to choose them by"
+        False, description="train on the validation items, too; all epochs run, and the last weights are kept"
     )
     validate_every: Positive = Field(2, description="epochs between two validations")
     validation_users: Positive | None = Field(
-        2000, description="users in a validation during training, drawn once; none takes all"
+        2000, description="validate on a random sample of this many users, the same throughout; none takes all"
     )
     workers: Positive | None = Field(
         None, description="threads that share the cores; defaults to one per core, at most 8"
     )
     shards: Positive | None = Field(
         None,
-        description="shards of the users, each trained by one process at a time; defaults to one "
-        "per process. Batches and masks depend on it, and not on the processes",
+        description="parts that the users are split into; each process trains on one at a time. Defaults to the number "
+        "of processes. Batches and masks depend on it, not on the number of processes",
     )
     shard_items: bool = Field(
         False,
@@ -57,16 +57,16 @@ class TrainingSettings(Settings):
         "auto", description="where to train: auto takes a GPU when there is one"
     )
     precision: Literal["auto", "float32", "bf16"] = Field(
-        "auto", description="auto is bf16 on CUDA and float32 elsewhere; bf16 on a CPU is probed"
+        "auto", description="auto is bf16 on CUDA and float32 elsewhere; bf16 on a CPU is tested first"
     )
 
 
 class EvaluationSettings(Settings):
     ks: Annotated[tuple[Positive, ...], Field(min_length=1)] = Field(
-        (1, 5, 10, 20), description="cut-offs of the metrics"
+        (1, 5, 10, 20), description="the k of HR@k, NDCG@k, …"
     )
     exclude_seen: bool = Field(True, description="never recommend what the history holds already")
-    users: Positive | None = Field(None, description="users in the final evaluation, drawn once; none takes all")
+    users: Positive | None = Field(None, description="evaluate a random sample of this many users; none takes all")
 
 
 class Choice(NamedTuple):

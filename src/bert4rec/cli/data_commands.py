@@ -26,7 +26,7 @@ def audit(
     *,
     table: TableOptions,
 ) -> None:
-    """Show what would spoil a result on this data: ties, duplicates, cold items, leakage, …"""
+    """Check a table for problems: ties in time, duplicates, cold items, leakage, …"""
     from bert4rec.config import load_config
     from bert4rec.data.audit import audit as audit_sequences
 

@@ -13,6 +13,7 @@ from bert4rec.cli.options import (
     Latex,
     Markdown,
     Overrides,
+    OverwriteRuns,
     TableOptions,
     reads_a_table,
     refuse_given,
@@ -34,15 +35,8 @@ def lab(
     budget: Annotated[str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")] = "20m",
     out: Annotated[Path, typer.Option(help="Directory of the lab.")] = Path("runs/lab"),
     overrides: Overrides = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace the runs of these models. With other data or settings of data or "
-            "evaluation, begin the lab anew; its runs move to runs.old.",
-        ),
-    ] = False,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Run nothing; write the report again.")] = False,
+    overwrite: OverwriteRuns = False,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Train nothing; write the report again.")] = False,
     latex: Latex = False,
     markdown: Markdown = False,
     *,

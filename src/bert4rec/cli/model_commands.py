@@ -32,7 +32,7 @@ from bert4rec.cli.options import (
 
 
 def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo")) -> None:
-    """Train, evaluate and recommend on the embedded data set, in two minutes."""
+    """Train, evaluate and recommend on the embedded data set, in about a minute and a half."""
     from rich.table import Table
 
     from bert4rec.config import load_config
@@ -91,7 +91,7 @@ def evaluate(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Save metrics.json and per_user.parquet here.")] = None,
 ) -> None:
-    """Evaluate a trained model again, with other settings if you like.
+    """Evaluate a trained model again, also with other evaluation settings.
 
     For example --set evaluation.exclude_seen=false --set evaluation.ks=[10,50]
     """

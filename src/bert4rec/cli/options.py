@@ -35,23 +35,27 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="One setting, as in model.dim=128; may be repeated.")
 ]
 RAY_ADDRESS_HELP = (
-    "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Without it RAY_ADDRESS "
-    "counts; without both, Ray is started here."
+    "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Defaults to RAY_ADDRESS; "
+    "without either, Ray is started on this machine."
 )
 
 TABLE = "How to read the table"
 UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
 ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
 TimeColumn = Annotated[
-    str | None, typer.Option(help="Column of times; without one, file order counts.", rich_help_panel=TABLE)
+    str | None, typer.Option(help="Column of times. Without it, rows must be in time order.", rich_help_panel=TABLE)
 ]
 Delimiter = Annotated[str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)]
 Header = Annotated[
-    bool | None, typer.Option("--header/--no-header", help="Is the first line column names?", rich_help_panel=TABLE)
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether the first line holds column names.", rich_help_panel=TABLE),
 ]
 Encoding = Annotated[str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)]
 OnBadRows = Annotated[
-    Literal["error", "skip"], typer.Option(help="Rows without a readable id or time.", rich_help_panel=TABLE)
+    Literal["error", "skip"],
+    typer.Option(
+        help="Rows without a readable id or time: stop at the first, or skip and count them.", rich_help_panel=TABLE
+    ),
 ]
 
 
@@ -89,6 +93,14 @@ def split_ids(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
+OverwriteRuns = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Train these models again. If the data, or the settings of data or evaluation, changed: "
+        "start a new lab and move the old runs to runs.old.",
+    ),
+]
 Latex = Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 

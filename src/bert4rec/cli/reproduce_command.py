@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert4rec.cli.console import errors, exit_interrupted, output, print_lines, print_next
-from bert4rec.cli.options import Latex, Markdown, Overrides, TableOptions, refuse_given, text_format, training_data
+from bert4rec.cli.options import (
+    Latex,
+    Markdown,
+    Overrides,
+    OverwriteRuns,
+    TableOptions,
+    refuse_given,
+    text_format,
+    training_data,
+)
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -28,19 +37,12 @@ def reproduce(
     budget: Annotated[str, typer.Option(help="Training time per run, as in 90s, 20m or 1h30m.")] = "20m",
     seeds: Annotated[int, typer.Option(help="Runs per model, with different seeds.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Directory. \\[default: runs/reproduce/NAME]")] = None,
-    models: Annotated[list[str] | None, typer.Option(help="Only these contenders, separated by commas.")] = None,
+    models: Annotated[list[str] | None, typer.Option(help="Only these models, separated by commas.")] = None,
     overrides: Overrides = None,
     judge_only: Annotated[
-        bool, typer.Option("--judge-only", help="Run nothing; judge the runs that are there.")
+        bool, typer.Option("--judge-only", help="Train nothing; only compare the runs that exist.")
     ] = False,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace the runs of these models. With other data or settings of data or "
-            "evaluation, begin anew; the runs move to lab/runs.old.",
-        ),
-    ] = False,
+    overwrite: OverwriteRuns = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if a claim is missed or a run failed.")] = False,
     model: Annotated[
         Path | None, typer.Option(help="For figure-2: a trained BERT4Rec, instead of training one.")
@@ -48,7 +50,7 @@ def reproduce(
     latex: Latex = False,
     markdown: Markdown = False,
 ) -> None:
-    """Run a published table again and compare every figure with ours: pass or miss.
+    """Run a published table again and compare every figure with ours: pass, miss, unclear or not run.
 
     Repeat the command to resume it. A miss is a result, not an error: the exit code is 0 unless
     --strict is given.

@@ -30,14 +30,14 @@ def tune(
     space: Annotated[
         Path | None, typer.Option(help="TOML file with a search space of your own; see docs/how-to/tuning.md.")
     ] = None,
-    timeout: Annotated[str | None, typer.Option(help="Begin no trial after this time, as in 2h.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="Start no new trial after this time, as in 2h.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     *,
     table: TableOptions,
 ) -> None:
     """Search for better settings of a model on your data, and save them as a recipe.
 
-    Trials are judged by the validation items; the test items are not read. Repeat the command to
+    Trials are compared by validation NDCG@10; the test items are not used. Repeat the command to
     resume it, or with more --trials to search on.
     """
     from bert4rec.config import load_config, resolve

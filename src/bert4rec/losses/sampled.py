@@ -49,7 +49,7 @@ class SampledSettings(LossSettings):
     negatives: Literal["uniform", "popularity", "in-batch"] = Field(
         "uniform", description="how they are drawn; in-batch takes the targets of other queries of the batch"
     )
-    power: Share = Field(1.0, description="popularity negatives come in proportion to popularity ** this")
+    power: Share = Field(1.0, description="popularity negatives are drawn in proportion to (count + 1) ** power")
 
     def formula(self, n_items: int) -> Formula:
         raise NotImplementedError

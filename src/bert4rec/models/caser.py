@@ -32,9 +32,11 @@ from bert4rec.settings import Positive
 
 class CaserSettings(SequenceModelSettings):
     name: str = "caser"
-    window: Positive = Field(5, description="how many of the last items are read")
+    window: Positive = Field(
+        5, description="how many of the last items the convolutions see; max_len limits the training sequences only"
+    )
     horizontal_filters: Positive = Field(16, description="filters of each height")
-    vertical_filters: Positive = Field(4, description="weighted sums of the items read")
+    vertical_filters: Positive = Field(4, description="number of vertical filters: weighted sums over the window")
     n_targets: Positive = Field(3, description="how many following items a query predicts")
 
 

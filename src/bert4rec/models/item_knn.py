@@ -29,7 +29,7 @@ class ItemKNNSettings(ModelSettings):
     name: str = "item-knn"
     neighbours: Positive = Field(20, description="how many similar items an item has")
     similarity: Literal["cosine", "tfidf", "bm25"] = Field(
-        "tfidf", description="how the users of two items are compared"
+        "tfidf", description="similarity of two items: cosine, tfidf or bm25"
     )
 
 

@@ -26,7 +26,7 @@ class ModelSettings(Settings):
 class SequenceModelSettings(ModelSettings):
     dim: Positive = Field(64, description="width of the item embeddings and of every layer")
     max_len: Annotated[int, Field(ge=2)] = Field(
-        100, description="longest history that is read; older items are left out"
+        100, description="longest sequence in items, the [MASK] of BERT4Rec included; older items are ignored"
     )
     dropout: Dropout = Field(0.2, description="dropout of embeddings and hidden layers")
 
