@@ -46,7 +46,7 @@ def main() -> None:
     hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         gradients = Gradients(model, loss, workers, hardware)
-        optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+        optimizer = Optimizer(model, config.training.weight_decay)
         stage = build_stages(config, split, workers.n)[0]
         for epoch in range(arguments.epochs):
             started = time.perf_counter()

@@ -58,7 +58,7 @@ class FastPath:
         loss = build_loss(config, split)
         self.gradients = Gradients(model, loss, workers)
         decay = config.training.weight_decay
-        self.optimizer = Optimizer(model, decay, is_sparse=loss.is_sparse)
+        self.optimizer = Optimizer(model, decay)
 
     def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Batch:
         return make_batch(objective, sequences, self.pad, masks, self.sizes)

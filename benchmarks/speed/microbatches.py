@@ -56,7 +56,7 @@ def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) ->
     config, split = cloze_config(shape.n_items, *settings(shape)), split_of(sequences)
     model, loss = build_model(config, shape.n_items, 0).train(), build_loss(config, split)
     gradients = Gradients(model, loss, workers)
-    optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+    optimizer = Optimizer(model, config.training.weight_decay)
     stage = build_stages(config, split, workers.n)[0]
     objective = stage.batches.objectives[0]
     windows = objective.sequences(np.random.default_rng(0))

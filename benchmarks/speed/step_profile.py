@@ -51,7 +51,7 @@ def main() -> None:
     )
     model, loss = build_model(config, split.n_items, 0).train(), build_loss(config, split)
     gradients = Gradients(model, loss, ThisThread())
-    optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+    optimizer = Optimizer(model, config.training.weight_decay)
     with WorkerThreads(1) as preparer:
         batches = build_stages(config, split, 1)[0].batches.epoch(0, 0, preparer)
         first, *rest = islice(batches, STEPS + 1)

@@ -59,7 +59,7 @@ def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         stage = build_stages(config, split, workers.n)[0]
         gradients = Gradients(model, loss, workers)
-        optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+        optimizer = Optimizer(model, config.training.weight_decay)
         step = 0
         for epoch in count():
             for batch in stage.batches.epoch(epoch, 0, preparer):

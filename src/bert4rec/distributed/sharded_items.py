@@ -11,6 +11,7 @@ a process share one draw of negatives per step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Spans
-from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
+from bert4rec.distributed.shard_parameters import RowRequest, ShardParameters
 from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives
@@ -30,11 +31,10 @@ from bert4rec.scoring import UNREACHABLE
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch
 from bert4rec.training.checkpoint import TrainingTensors
-from bert4rec.training.gradients import Gradients
+from bert4rec.training.gradients import average_gradients
 from bert4rec.training.hardware import Hardware
-from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.process_group import ProcessGroup, StepSignals
-from bert4rec.training.replica import StepResult, check_is_number, copy_of, every_nth
+from bert4rec.training.process_group import ProcessGroup
+from bert4rec.training.replica import Replica, check_is_number, every_nth
 
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
 SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
@@ -60,11 +60,13 @@ class _StepNegatives(Negatives):
         return self.all_items.log_expected(self.items[items], n)
 
 
-class ShardedItems:
-    """A `Trainee` for as many items as `bias`, the initial output bias, has entries.
+class ShardedItems(Replica):
+    """A replica of a model of as many items as `bias`, the initial output bias, has entries.
 
-    `small` holds as many of them at a time as its capacity allows.
+    The small model holds as many of them at a time as its capacity allows.
     """
+
+    own: ShardParameters
 
     def __init__(
         self,
@@ -76,26 +78,18 @@ class ShardedItems:
         hardware: Hardware,
         group: ProcessGroup,
     ) -> None:
-        self.small, self.n_items, self.group = small, len(bias), group
-        self.weight_decay, self.capacity = config.training.weight_decay, small.n_items
+        own = ShardParameters(small, group, bias, config.training.seed)
+        self.n_items, self.capacity, self.rest = len(bias), small.n_items, own.rest
         self.n_negatives = loss.n_negatives if isinstance(loss, Sampled) else 0
         self.negatives = _take_negatives(loss)
-        self.gradients = Gradients(small, loss, workers, hardware, rank=group.rank)
+        super().__init__(small, loss, config.training.weight_decay, workers, hardware, group, own=own)
         table = small.get_submodule("items")
         assert isinstance(table, RowEmbedding)
-        self.table, self.shards = table, ShardedRows(group)
-        self.n_special = len(table.weight) - self.capacity  # PAD and, of some, MASK
-        self.own = ShardParameters(small, self.shards, bias, config.training.seed)
-        self.rest = self.own.rest
-        self.reducer = group.gradient_reducer(self.rest)
-        self.best = copy_of(self.own)
-        self.reset_optimizer()
+        self.table = table
+        self.special = torch.arange(self.n_items, self.n_items + len(table.weight) - self.capacity)  # PAD, MASK
 
-    def reset_optimizer(self) -> None:
-        self.optimizer = Optimizer(self.own, self.weight_decay, is_sparse=True)
-
-    def step(self, batch: Batch, seed: int, rate: float, signals: StepSignals) -> StepResult:
-        self.small.train()
+    def step(self, batch: Batch, seed: int, rate: float, signals: Sequence[float]) -> tuple[float, list[float]]:
+        self.model.train()
         (n_queries,) = self.group.sum(batch.n_queries)
         random = np.random.SeedSequence([seed, self.group.rank, 1]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(random >> 1))
@@ -103,35 +97,32 @@ class ShardedItems:
         tokens = [x for each in batch.microbatches for x in (each.tokens.flatten(), each.targets)]
         items = self._fill(torch.cat([*tokens, drawn]))
         self.negatives.set(items, torch.searchsorted(items, drawn))
-        microbatches = [
+        local = [
             each._replace(tokens=self._local(items, each.tokens), targets=self._local(items, each.targets))
             for each in batch.microbatches
         ]
-        local = Batch(microbatches, batch.n_sequences, batch.n_queries)
-        loss = self.gradients.add(local, seed, scale=1 / n_queries)
+        loss = self.gradients.add(Batch(local), seed, scale=1 / n_queries)
         self._send_gradients(len(items))
         # The loss and its gradients are parts of the mean already: all count as one query.
-        loss, signals = self.reducer.reduce(1 / self.group.n, loss, signals)
+        loss, totals = average_gradients(self.rest, self.group, 1 / self.group.n, loss, signals)
         check_is_number(loss)
         self.optimizer.step(rate, self._gradient_norm())
-        return StepResult(loss, signals)
+        return loss, totals
 
     def _fill(self, tokens: Tensor) -> Tensor:
         """Fetch the embeddings of these tokens into the small model; returns its items, sorted."""
         unique: Tensor = torch.unique(tokens)
         items = unique[unique < self.n_items]
         assert len(items) <= self.capacity
-        special = torch.arange(self.n_items, self.n_items + self.n_special)
-        self.request = self.shards.request(torch.cat([items, special]))
-        vectors = self.shards.fetch(self.own.items.weight, self.request)
+        self.request = RowRequest(torch.cat([items, self.special]), self.group)
+        vectors = self.request.fetch(self.own.items.weight)
         with torch.no_grad():
             self.table.weight[: len(items)] = vectors[: len(items)]
             self.table.weight[self.capacity :] = vectors[len(items) :]
-        bias, own = getattr(self.small, "output_bias", None), self.own.output_bias
-        if bias is not None and own is not None:
-            self.bias_request = self.shards.request(items)
+        if self.own.output_bias is not None:
+            self.bias_request = RowRequest(items, self.group)
             with torch.no_grad():
-                bias[: len(items)] = self.shards.fetch(own, self.bias_request)
+                self.model.get_parameter("output_bias")[: len(items)] = self.bias_request.fetch(self.own.output_bias)
         return items
 
     def _local(self, items: Tensor, tokens: Tensor) -> Tensor:
@@ -141,24 +132,21 @@ class ShardedItems:
         return result
 
     def _send_gradients(self, n: int) -> None:
-        grad = self.table.weight.grad
-        if grad is None:
-            grad = torch.zeros_like(self.table.weight)
-        elif grad.is_sparse:
-            grad = grad.to_dense()
-        values = torch.cat([grad[:n], grad[self.capacity :]])
-        received = self.shards.send_back(values, self.request)
-        place, shape = self.request.theirs[None], tuple(self.own.items.weight.shape)
-        self.own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
-        if self.table.weight.grad is not None and not self.table.weight.grad.is_sparse:
-            self.table.weight.grad.zero_()
+        """Those of the small model's `n` items to their owners; its own are cleared."""
+        table, own = self.table.weight, self.own
+        grad = torch.zeros_like(table) if table.grad is None else table.grad.to_dense()
+        received = self.request.send_back(torch.cat([grad[:n], grad[self.capacity :]]))
+        place, shape = self.request.theirs[None], tuple(own.items.weight.shape)
+        own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
+        if table.grad is not None and not table.grad.is_sparse:
+            table.grad.zero_()
         else:
-            self.table.weight.grad = None
-        bias, own = getattr(self.small, "output_bias", None), self.own.output_bias
-        if bias is not None and own is not None:
+            table.grad = None
+        if own.output_bias is not None:
+            bias = self.model.get_parameter("output_bias")
             grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
-            received = self.shards.send_back(grad[:n], self.bias_request)
-            own.grad = torch.zeros_like(own).index_add_(0, self.bias_request.theirs, received)
+            received = self.bias_request.send_back(grad[:n])
+            own.output_bias.grad = torch.zeros_like(own.output_bias).index_add_(0, self.bias_request.theirs, received)
             bias.grad = None
 
     def _gradient_norm(self) -> float:
@@ -176,12 +164,11 @@ class ShardedItems:
     @torch.inference_mode()
     def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
         """The vectors of all histories go to all processes, and each scores its own items."""
-        self.small.eval()
+        self.model.eval()
         n, rank = self.group.n, self.group.rank
         mine = every_nth(held_out, rank, n)
         found = torch.zeros(len(held_out), dtype=torch.int64)
-        n_rounds = -(-len(every_nth(held_out, 0, n)) // USERS_AT_ONCE)
-        for number in range(n_rounds):
+        for number in range(-(-len(held_out) // (n * USERS_AT_ONCE))):
             rows = np.arange(number * USERS_AT_ONCE, min((number + 1) * USERS_AT_ONCE, len(mine)))
             histories, targets = mine.histories.take(rows), torch.from_numpy(mine.targets[rows])
             h, wanted = self._encode(histories, targets)
@@ -194,15 +181,15 @@ class ShardedItems:
 
     def _encode(self, histories: Spans, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(B, D) the vectors of the histories, and (B,) the scores of the targets."""
-        assert self.small.max_history is not None
-        read = histories.last(self.small.max_history)
+        assert self.model.max_history is not None
+        read = histories.last(self.model.max_history)
         padded = torch.from_numpy(read.padded(np.arange(len(read)), self.n_items))
         items = self._fill(torch.cat([padded.flatten(), targets]))
         if not len(read):
             return self.table.weight.new_zeros(0, self.table.embedding_dim), targets.float()
-        h = self.small.encode(torch.from_numpy(read.users), self._local(items, padded))
+        h = self.model.encode(torch.from_numpy(read.users), self._local(items, padded))
         local = self._local(items, targets)[:, None]
-        return h, self.small.output().scores(h, local)[:, 0]
+        return h, self.model.output().scores(h, local)[:, 0]
 
     def _count_before(self, h: Tensor, wanted: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
         """How many items rank before each target: (B, D), (B,) scores, (B,), (B, L) hidden → (B,).
@@ -232,12 +219,6 @@ class ShardedItems:
             n_before += (scores >= all_wanted[:, None]).sum(1)
         group.all_reduce(n_before)
         return n_before[group.rank * n_rows :][: len(h)]
-
-    def keep_best(self) -> None:
-        self.best = copy_of(self.own)
-
-    def load_best(self) -> None:
-        self.own.load_state_dict(self.best)
 
     def save_best(self, path: Path) -> None:
         raise ValueError(KEEPS_NO_STAGES)

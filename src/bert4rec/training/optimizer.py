@@ -18,10 +18,10 @@ CLIP_NORM = 5.0  # largest norm of a gradient, as in the authors' code; larger o
 
 
 class Optimizer:
-    def __init__(self, model: nn.Module, weight_decay: float, *, is_sparse: bool) -> None:
+    def __init__(self, model: nn.Module, weight_decay: float) -> None:
         self.parameters = dict(model.named_parameters())
         tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
-        rows = [table.weight for table in tables if table.sparse] if is_sparse else []
+        rows = [table.weight for table in tables if table.sparse]
         dense = [p for p in model.parameters() if not any(p is row for row in rows)]
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [

@@ -12,7 +12,7 @@ from bert4rec.scoring import rank_held_out
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Stage
-from bert4rec.training.process_group import SINGLE_PROCESS, StepSignals
+from bert4rec.training.process_group import SINGLE_PROCESS
 from bert4rec.training.replica import Replica
 from bert4rec.training.setup import build_loss, build_model, build_stages, training_split, validation_users
 
@@ -39,12 +39,11 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     model = build_model(config, split.n_items, n_users)
     hardware = choose_hardware(config.training)
     model.to(hardware.device)
-    n_workers = config.training.workers if hardware.device.type == "cpu" else 1
-    with WorkerThreads(n_workers) as workers:
+    with hardware.workers(config.training) as workers:
         decay, loss = config.training.weight_decay, build_loss(config, split)
-        trainee = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
+        replica = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
         stages = build_stages(config, split, workers.n)
-        per_step = [_seconds_per_step(trainee, stage, seconds) for stage in stages]
+        per_step = [_seconds_per_step(replica, stage, seconds) for stage in stages]
     validation = _seconds_of_validation(model, validation_users(split, config), config)
     return [
         StageTime(found, stage.batches.steps_per_epoch, validation)
@@ -52,15 +51,14 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     ]
 
 
-def _seconds_per_step(trainee: Replica, stage: Stage, seconds: float) -> float:
+def _seconds_per_step(replica: Replica, stage: Stage, seconds: float) -> float:
     """Of steps that change nothing but the throw-away model; the first ones do not count."""
     ends: list[float] = []
     with WorkerThreads(1) as preparer:
         while True:
             n_before = len(ends)
             for number, batch in enumerate(stage.batches.epoch(0, 0, preparer)):
-                signals = StepSignals(0, 0, batch.n_sequences)
-                trainee.step(batch, stage.batches.seed_of(number), TIMING_RATE, signals)
+                replica.step(batch, stage.batches.seed_of(number), TIMING_RATE, [])
                 ends.append(time.monotonic())
                 timed = ends[WARM_UP_STEPS:]
                 if len(timed) > FEWEST_STEPS and timed[-1] - timed[0] > seconds:
