@@ -25,7 +25,8 @@ from bert4rec.recommender import Recommender
 from bert4rec.run_checks import unreachable_note
 from bert4rec.scoring import rank_held_out
 from bert4rec.training import optimizer
-from bert4rec.training.checkpoint import RunDirectory, Stage, TrainingLoop
+from bert4rec.training.checkpoint import RunDirectory
+from bert4rec.training.loop import Stage, TrainingLoop
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.replica import copy_of
 from bert4rec.training.setup import build_stages, stage_names, validation_users

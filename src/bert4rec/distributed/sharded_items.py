@@ -12,7 +12,6 @@ a process share one draw of negatives per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,12 +33,11 @@ from bert4rec.training.checkpoint import TrainingTensors
 from bert4rec.training.gradients import average_gradients
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.process_group import ProcessGroup
-from bert4rec.training.replica import Replica, check_is_number, every_nth
+from bert4rec.training.replica import Replica
 
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
 SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
 SHARDABLE = ("bert4rec", "sasrec")  # one item embedding, which is also the output
-KEEPS_NO_STAGES = "--keep-stages does not go with training.shard_items: no process has the whole model"
 
 
 class _StepNegatives(Negatives):
@@ -105,7 +103,6 @@ class ShardedItems(Replica):
         self._send_gradients(len(items))
         # The loss and its gradients are parts of the mean already: all count as one query.
         loss, totals = average_gradients(self.rest, self.group, 1 / self.group.n, loss, signals)
-        check_is_number(loss)
         self.optimizer.step(rate, self._gradient_norm())
         return loss, totals
 
@@ -163,21 +160,26 @@ class ShardedItems(Replica):
 
     @torch.inference_mode()
     def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
-        """The vectors of all histories go to all processes, and each scores its own items."""
+        """Each process encodes its share of the histories, and scores its own items for those of all."""
         self.model.eval()
-        n, rank = self.group.n, self.group.rank
-        mine = every_nth(held_out, rank, n)
-        found = torch.zeros(len(held_out), dtype=torch.int64)
-        for number in range(-(-len(held_out) // (n * USERS_AT_ONCE))):
-            rows = np.arange(number * USERS_AT_ONCE, min((number + 1) * USERS_AT_ONCE, len(mine)))
-            histories, targets = mine.histories.take(rows), torch.from_numpy(mine.targets[rows])
-            h, wanted = self._encode(histories, targets)
+        n, ranks = self.group.n, torch.zeros(len(held_out), dtype=torch.int64)
+        for first in range(0, len(held_out), n * USERS_AT_ONCE):
+            rows = np.arange(first, min(first + n * USERS_AT_ONCE, len(held_out)))
+            histories, targets = held_out.histories.take(rows), torch.from_numpy(held_out.targets[rows])
+            mine = np.arange(self.group.rank, len(rows), n)
+            encoded = self._encode(histories.take(mine), targets[mine])
+            h, wanted = (self._of_all(each, len(rows)) for each in encoded)
             seen = torch.from_numpy(histories.padded(np.arange(len(rows)), self.n_items))
             hidden = seen if exclude_seen else seen[:, :0]
-            ranks = 1 + self._count_before(h, wanted, targets, hidden)
-            is_hidden = (hidden == targets[:, None]).any(1)
-            found[rank::n][rows] = ranks.masked_fill(is_hidden, UNREACHABLE)
-        return self.group.all_reduce(found)
+            n_before = self._count_before(h, wanted, targets, hidden)
+            ranks[rows] = (1 + n_before).masked_fill((hidden == targets[:, None]).any(1), UNREACHABLE)
+        return ranks
+
+    def _of_all(self, mine: Tensor, n_rows: int) -> Tensor:
+        """Every n-th row of all processes → all `n_rows` of them."""
+        padded = mine.new_zeros(-(-n_rows // self.group.n), *mine.shape[1:])
+        padded[: len(mine)] = mine
+        return torch.stack(self.group.all_gather_tensor(padded), 1).flatten(0, 1)[:n_rows]
 
     def _encode(self, histories: Spans, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(B, D) the vectors of the histories, and (B,) the scores of the targets."""
@@ -194,34 +196,22 @@ class ShardedItems(Replica):
     def _count_before(self, h: Tensor, wanted: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
         """How many items rank before each target: (B, D), (B,) scores, (B,), (B, L) hidden → (B,).
 
-        Every process has users of its own, and counts its own items for the users of all. Ties come
-        before the target, as everywhere; the target itself and hidden items do not count.
+        Every process counts its own items. Ties come before the target, as everywhere; the target
+        itself and hidden items do not count.
         """
-        group = self.group
-        n_rows, length = (int(max(sizes)) for sizes in zip(*group.all_gather(hidden.shape), strict=True))
-        widened = torch.nn.functional.pad(hidden, (0, length - hidden.shape[1]), value=-1)
-        given = ((h, 0.0), (wanted, torch.inf), (targets, -1), (widened, -1))
-        all_h, all_wanted, all_targets, all_hidden = (
-            torch.cat(group.all_gather_tensor(_padded_rows(tensor, n_rows, filler))) for tensor, filler in given
-        )
+        n, rank = self.group.n, self.group.rank
         weight, bias = self.own.output()
-        left_out = torch.cat([all_hidden, all_targets[:, None]], 1)
-        is_here = (left_out >= 0) & (left_out < self.n_items)
-        is_here &= left_out % group.n == group.rank
-        users, places = is_here.nonzero(as_tuple=True)
-        mask = ItemMask(len(weight), users * len(weight) + left_out[users, places] // group.n)
-        n_before = torch.zeros(len(all_h), dtype=torch.int64)
-        step = max(1, SCORES_AT_ONCE // max(1, len(all_h)))
+        left_out = torch.cat([hidden, targets[:, None]], 1)
+        users, places = ((left_out < self.n_items) & (left_out % n == rank)).nonzero(as_tuple=True)
+        mask = ItemMask(len(weight), users * len(weight) + left_out[users, places] // n)
+        n_before = torch.zeros(len(h), dtype=torch.int64)
+        step = max(1, SCORES_AT_ONCE // len(h))
         for first in range(0, len(weight), step):
             some = slice(first, first + step)
-            scores = torch.addmm(bias[some], all_h, weight[some].T)
+            scores = torch.addmm(bias[some], h, weight[some].T)
             mask.hide(scores, first)
-            n_before += (scores >= all_wanted[:, None]).sum(1)
-        group.all_reduce(n_before)
-        return n_before[group.rank * n_rows :][: len(h)]
-
-    def save_best(self, path: Path) -> None:
-        raise ValueError(KEEPS_NO_STAGES)
+            n_before += (scores >= wanted[:, None]).sum(1)
+        return self.group.all_reduce(n_before)
 
     def tensors(self) -> TrainingTensors:
         self.group.synchronize(self.rest.parameters())
@@ -257,7 +247,7 @@ def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = Fal
             "touches all: add --set loss.name=sampled-softmax"
         )
     if keep_stages:
-        raise ValueError(KEEPS_NO_STAGES)
+        raise ValueError("--keep-stages does not go with training.shard_items: no process has the whole model")
     is_drawn = isinstance(loss, SampledSettings) and loss.negatives != "in-batch"
     if isinstance(loss, SampledSettings) and is_drawn and loss.n_negatives < SHARED_FROM:
         raise ValueError(
@@ -285,9 +275,3 @@ def _take_negatives(loss: Loss) -> _StepNegatives:
     assert isinstance(loss, AmongTargets)
     loss.popularity = popularity = _StepNegatives(loss.popularity)
     return popularity
-
-
-def _padded_rows(tensor: Tensor, n_rows: int, value: float) -> Tensor:
-    padded = tensor.new_full((n_rows, *tensor.shape[1:]), value)
-    padded[: len(tensor)] = tensor
-    return padded

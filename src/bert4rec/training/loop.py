@@ -7,6 +7,7 @@ branch. What a step computes is in replica.py; the loss comes from bert4rec.loss
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -101,6 +102,8 @@ class TrainingLoop:
         progress, started = self.progress, time.monotonic()
         for batch in stage.batches.epoch(progress.epoch, progress.batch, preparer):
             loss, (n_sequences, wants_stop, wants_save) = self._step(stage, batch)
+            if not math.isfinite(loss):
+                raise ValueError("the loss is no longer a number: lower the stage's learning_rate and train again")
             progress.loss_sum += loss
             progress.step += 1
             progress.batch += 1

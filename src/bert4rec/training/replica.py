@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -60,7 +59,6 @@ class Replica:
         scale = 1 / batch.n_queries if self.group.n == 1 else 1.0
         loss = self.gradients.add(batch, seed, scale=scale)
         loss, totals = average_gradients(self.model, self.group, batch.n_queries, loss, signals)
-        check_is_number(loss)
         self.optimizer.step(rate)
         return loss, totals
 
@@ -106,11 +104,6 @@ class Replica:
         self.best = {name: tensor.to(device) for name, tensor in tensors.best.items()}
         self.model.load_state_dict(dict(tensors.weights))
         self.optimizer.restore(dict(tensors.optimizer))
-
-
-def check_is_number(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise ValueError("the loss is no longer a number: lower the stage's learning_rate and train again")
 
 
 def every_nth(held_out: HeldOut, first: int, n: int) -> HeldOut:

@@ -55,18 +55,14 @@ def _seconds_per_step(replica: Replica, stage: Stage, seconds: float) -> float:
     """Of steps that change nothing but the throw-away model; the first ones do not count."""
     ends: list[float] = []
     with WorkerThreads(1) as preparer:
-        while True:
-            n_before = len(ends)
+        while stage.n_steps and len(ends) < MOST_STEPS:
             for number, batch in enumerate(stage.batches.epoch(0, 0, preparer)):
                 replica.step(batch, stage.batches.seed_of(number), TIMING_RATE, [])
                 ends.append(time.monotonic())
                 timed = ends[WARM_UP_STEPS:]
                 if len(timed) > FEWEST_STEPS and timed[-1] - timed[0] > seconds:
                     return (timed[-1] - timed[0]) / (len(timed) - 1)
-            if len(ends) == n_before:  # no history is long enough for this stage
-                return 0.0
-            if len(ends) >= MOST_STEPS:
-                return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1) if ends else 0.0
 
 
 def _seconds_of_validation(model: SequenceModel, validation: HeldOut | None, config: RunConfig) -> float:
