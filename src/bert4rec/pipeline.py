@@ -27,6 +27,7 @@ from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.interrupts import stop_requested
+from bert4rec.losses import make_loss
 from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
@@ -46,7 +47,6 @@ from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
 from bert4rec.training.replica import Replica
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import (
-    build_loss,
     build_model,
     build_stages,
     initial_output_bias,
@@ -245,9 +245,7 @@ def _train(
 ) -> tuple[Model, dict[str, Any]]:
     """The trained model, and facts about its training."""
     split, config, out = run.split, run.config, run.out
-    available = available_memory()
-    if available is not None:
-        available //= processes_here()
+    available = available_memory(processes_here())
     longest, n_users = int(split.train.lengths.max()), run.sequences.n_users
     memory = check_memory(config, split.n_items, longest, available, n_users, group.n)
     options = replace(options, resume=group.from_first(options.resume))
@@ -294,18 +292,16 @@ def train(
     split = training_split(split, config)
     training, n_shards = config.training, directory.identity.get("shards", 1)
     hardware = choose_hardware(training)
-    # Sharded item embeddings are put together when the training is over, by the first process.
-    with torch.device("meta" if training.shard_items else "cpu"):
-        model = build_model(config, split.n_items, n_users)
     with hardware.workers(training) as workers, stop_requested() as is_stopped:
         stages = build_stages(config, split, workers.n, group, n_shards)
-        bias, loss = initial_output_bias(config, split), build_loss(config, split)
+        bias, loss = initial_output_bias(config, split), make_loss(config.loss, split.train_counts)
         if training.shard_items:
             n_sequences = max(sum(stage.batches.n_per_step.values()) for stage in stages)
             small = build_model(config, capacity_for(config, split.n_items, n_sequences), 0)
             bias = torch.zeros(split.n_items) if bias is None else bias
             replica: Replica = ShardedItems(small, bias, loss, config, workers, hardware, group)
         else:
+            model = build_model(config, split.n_items, n_users)
             if bias is not None:
                 model.get_parameter("output_bias").data.copy_(bias)
             model.to(hardware.device)
@@ -329,8 +325,7 @@ def train(
         elif note := unreachable_note(validation, config.evaluation.exclude_seen):
             log.say(note)
         progress = loop.run(is_stopped, resume=options.resume)
-        replica.finish(model)
-    return model, progress
+        return replica.finish(), progress
 
 
 def _about(sequences: Sequences) -> dict[str, Any]:

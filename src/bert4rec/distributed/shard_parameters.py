@@ -141,23 +141,12 @@ class ShardParameters(nn.Module):
             model.load_state_dict(rest, strict=False)
         for name in SHARDED:
             if name in own:
-                target = model.get_parameter(name).detach() if is_first else None
-                _collect(own[name], target, self.group)
+                for block in torch.split(torch.arange(self.n_all[name]), BLOCK):
+                    rows = block if is_first else block[:0]
+                    received = RowRequest(rows, self.group).fetch(own[name])
+                    if is_first:
+                        model.get_parameter(name).detach()[rows] = received
 
 
 def _is_sharded(name: str, tensor: Tensor) -> bool:
     return name.endswith(SHARDED) and tensor.ndim > 0  # the optimizer's step count has no rows
-
-
-def _collect(own: Tensor, target: Tensor | None, group: ProcessGroup) -> None:
-    """Everybody's rows into the target, which the first process has."""
-    n_rows = int(group.sum(len(own))[0])
-    for first in range(0, -(-n_rows // group.n), BLOCK):
-        block = own.new_zeros(BLOCK, *own.shape[1:])
-        some = own[first : first + BLOCK]
-        block[: len(some)] = some
-        received = group.all_gather_tensor(block)
-        if target is not None:
-            for rank, theirs in enumerate(received):
-                rows = torch.arange(rank, n_rows, group.n)[first : first + BLOCK]
-                target[rows] = theirs[: len(rows)]

@@ -34,6 +34,7 @@ from bert4rec.training.gradients import average_gradients
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.process_group import ProcessGroup
 from bert4rec.training.replica import Replica
+from bert4rec.training.setup import build_model
 
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
 SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
@@ -77,6 +78,7 @@ class ShardedItems(Replica):
         group: ProcessGroup,
     ) -> None:
         own = ShardParameters(small, group, bias, config.training.seed)
+        self.config = config
         self.n_items, self.capacity, self.rest = len(bias), small.n_items, own.rest
         self.n_negatives = loss.n_negatives if isinstance(loss, Sampled) else 0
         self.negatives = _take_negatives(loss)
@@ -223,12 +225,14 @@ class ShardedItems(Replica):
         self.optimizer.restore(self.own.from_checkpoint(tensors.optimizer))
         self.best = self.own.from_checkpoint(tensors.best)
 
-    def finish(self, model: SequenceModel) -> None:
+    def finish(self) -> SequenceModel:
         """The first process gets the whole model; that of the others has no weights."""
         self.load_best()
         del self.optimizer, self.best, self.gradients  # their memory is needed for it
+        with torch.device("meta"):
+            model = build_model(self.config, self.n_items, n_users=0)
         self.own.assemble(model)
-        model.eval()
+        return model.eval()
 
 
 def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = False) -> None:

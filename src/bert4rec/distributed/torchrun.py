@@ -101,10 +101,15 @@ def open_on_first(data: str, open_data: Callable[[], Sequences], group: ProcessG
     place = Path(group.from_first(None))
     if (Path(data) / "meta.json").is_file():  # perhaps a copy of its own: they are compared later
         return open_data()
+    return load_shared(place)
+
+
+def load_shared(place: Path) -> Sequences:
+    """Data that another process prepared, perhaps on another machine."""
     if not (place / "meta.json").is_file():
         raise ValueError(
-            f"the data that the first process prepared is not at {place} here: prepare it with "
-            "`bert4rec data prepare --out` into a folder that all machines share"
+            f"the prepared data is not at {place} here: prepare it with `bert4rec data prepare --out` "
+            "into a folder that all machines share"
         )
     return Sequences.load(place)
 

@@ -60,7 +60,7 @@ def share_of_batch(n_windows: int, n_all: int, batch_size: int) -> int:
 
     Rounded up: a step of n shards may have up to n - 1 sequences more than `batch_size`.
     """
-    return -(-n_windows * batch_size // n_all)
+    return max(1, -(-n_windows * batch_size // max(1, n_all)))
 
 
 class Microbatch(NamedTuple):
@@ -106,9 +106,7 @@ class StageBatches:
         self.objectives, self.seed, self.pad, self.sizes = objectives, seed, pad, sizes
         counts = {shard: len(objective.sequences(np.random.default_rng(0))) for shard, objective in objectives.items()}
         n_all = int(group.sum(sum(counts.values()))[0])
-        self.n_per_step = {
-            shard: max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for shard, n in counts.items()
-        }
+        self.n_per_step = {shard: share_of_batch(n, n_all, batch_size) for shard, n in counts.items()}
         longest = max(-(-n // self.n_per_step[shard]) for shard, n in counts.items())
         self.steps_per_epoch: int = max(group.all_gather(longest))
 

@@ -103,9 +103,6 @@ def save_checkpoint(
             state = {"progress": asdict(progress), "identity": run.identity, "launch": run.launch}
             (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
         group.barrier()  # all tensors are written
-        for rank in range(group.n if group.is_first else 0):
-            if not (directory / _file_name("best", rank, group.n)).is_file():
-                raise ValueError(f"{directory} has no part of process {rank}: is --out shared?")
     if group.is_first:
         for path in folder.iterdir():  # older ones, and what a killed process left
             if path.name != f"{number:06d}":
@@ -146,11 +143,8 @@ def delete_checkpoints(run: Path) -> None:
 def _write(tensors: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
     for kind in KINDS:
         some = {name: t.detach().contiguous() for name, t in getattr(tensors, kind).items()}
-        save_file(some, directory / _file_name(kind, group.rank, group.n))
-
-
-def _file_name(kind: str, rank: int, n: int) -> str:
-    return f"{kind}.safetensors" if n == 1 else f"{kind}-{rank}.safetensors"
+        name = kind if group.n == 1 else f"{kind}-{group.rank}"
+        save_file(some, directory / f"{name}.safetensors")
 
 
 def _complete(run: Path) -> list[Path]:

@@ -155,8 +155,8 @@ def _halves(value: int, smallest: int) -> list[int]:
     return [half for half in halves if half >= smallest]
 
 
-def available_memory() -> int | None:
-    """Bytes that this process may still take: free memory, or a container's limit if lower."""
+def available_memory(n_processes: int = 1) -> int | None:
+    """Bytes that each of them may still take: free memory, or a container's limit if lower."""
     limits = []
     meminfo, container = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     if meminfo.exists():
@@ -169,7 +169,7 @@ def available_memory() -> int | None:
         statistics = dict(line.split() for line in (container / "memory.stat").read_text().splitlines())
         # File pages that the kernel would give up count as free.
         limits.append(limit - used + int(statistics.get("inactive_file", 0)))
-    return min(limits, default=None)
+    return min(limits) // n_processes if limits else None
 
 
 def _size(n_bytes: int) -> str:

@@ -84,13 +84,12 @@ class Replica:
             with new_file(path) as part:
                 save_file(self.best, part)
 
-    def finish(self, model: SequenceModel) -> None:
-        """Put the best weights into the model that was to be trained."""
-        assert model is self.model
+    def finish(self) -> SequenceModel:
+        """The whole model with the best weights; nothing else can be done afterwards."""
         self.load_best()
-        for parameter in model.parameters():
+        for parameter in self.model.parameters():
             parameter.grad = None
-        model.to("cpu").eval()
+        return self.model.to("cpu").eval()
 
     def tensors(self) -> TrainingTensors:
         """The part of a checkpoint that this process writes."""

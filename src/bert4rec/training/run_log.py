@@ -37,7 +37,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._view.__exit__(*exception)
         if self._writer is not None:
             self._writer.close()

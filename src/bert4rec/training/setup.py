@@ -8,7 +8,6 @@ import torch
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
-from bert4rec.losses import Loss, make_loss
 from bert4rec.models import MODELS, is_trained
 from bert4rec.models.initialization import popularity_bias
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
@@ -40,10 +39,6 @@ def initial_output_bias(config: RunConfig, split: Split) -> torch.Tensor | None:
     if getattr(config.model, "output_bias", "zero") == "zero":
         return None
     return popularity_bias(split.train_counts)
-
-
-def build_loss(config: RunConfig, split: Split) -> Loss:
-    return make_loss(config.loss, split.train_counts)
 
 
 def build_stages(

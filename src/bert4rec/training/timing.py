@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
+from bert4rec.losses import make_loss
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.scoring import rank_held_out
 from bert4rec.threads import WorkerThreads
@@ -14,7 +15,7 @@ from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Stage
 from bert4rec.training.process_group import SINGLE_PROCESS
 from bert4rec.training.replica import Replica
-from bert4rec.training.setup import build_loss, build_model, build_stages, training_split, validation_users
+from bert4rec.training.setup import build_model, build_stages, training_split, validation_users
 
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 8, 100
 TIMING_RATE = 1e-6  # so small that the model stays one
@@ -40,7 +41,7 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     hardware = choose_hardware(config.training)
     model.to(hardware.device)
     with hardware.workers(config.training) as workers:
-        decay, loss = config.training.weight_decay, build_loss(config, split)
+        decay, loss = config.training.weight_decay, make_loss(config.loss, split.train_counts)
         replica = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
         stages = build_stages(config, split, workers.n)
         per_step = [_seconds_per_step(replica, stage, seconds) for stage in stages]
