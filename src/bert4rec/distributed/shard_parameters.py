@@ -59,6 +59,7 @@ class ShardParameters(nn.Module):
 
     output_bias: nn.Parameter | None
 
+    @torch.no_grad()
     def __init__(self, small: SequenceModel, group: ProcessGroup, bias: Tensor, seed: int) -> None:
         super().__init__()
         self.group = group
@@ -69,11 +70,9 @@ class ShardParameters(nn.Module):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + group.rank)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
         if getattr(small.settings, "initialization", None) == "local":
-            with torch.no_grad():
-                clear_reserved(self.items.weight, small.settings.heads)
+            clear_reserved(self.items.weight, small.settings.heads)
         is_special = rows >= len(bias)
-        with torch.no_grad():
-            self.items.weight[is_special] = special[rows[is_special] - len(bias)]
+        self.items.weight[is_special] = special[rows[is_special] - len(bias)]
         self.n_items = int((~is_special).sum())
         has_bias = hasattr(small, "output_bias")
         self.output_bias = nn.Parameter(bias[group.rank :: group.n].clone()) if has_bias else None

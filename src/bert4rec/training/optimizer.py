@@ -31,6 +31,9 @@ class Optimizer:
         self.optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, fused=True)]
         if rows:
             self.optimizers.append(torch.optim.SparseAdam(rows))
+        self.optimizer_of = {
+            p: each for each in self.optimizers for group in each.param_groups for p in group["params"]
+        }
 
     def step(self, learning_rate: float, norm: float | None = None) -> None:
         """Clip the gradient, update the parameters and clear the gradient.
@@ -58,15 +61,13 @@ class Optimizer:
         return {
             f"{key}/{name}": torch.as_tensor(value)
             for name, parameter in self.parameters.items()
-            for optimizer in self.optimizers
-            for key, value in optimizer.state.get(parameter, {}).items()
+            for key, value in self.optimizer_of[parameter].state.get(parameter, {}).items()
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         for key_and_name, value in tensors.items():
             key, _, name = key_and_name.partition("/")
             parameter = self.parameters[name]
-            for optimizer in self.optimizers:
-                if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                    is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
-                    optimizer.state[parameter][key] = int(value) if is_count else value.clone().to(parameter.device)
+            optimizer = self.optimizer_of[parameter]
+            is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
+            optimizer.state[parameter][key] = int(value) if is_count else value.clone().to(parameter.device)
