@@ -31,14 +31,7 @@ from bert4rec.losses import make_loss
 from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
-from bert4rec.run_checks import (
-    check_directory,
-    check_same_directory,
-    check_training,
-    choose_shards,
-    is_relaunched,
-    unreachable_note,
-)
+from bert4rec.run_checks import check_same_directory, check_training, choose_shards, is_resumed, unreachable_note
 from bert4rec.training.checkpoint import Progress, RunDirectory, delete_checkpoints
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import TrainingLoop
@@ -134,10 +127,7 @@ def train_in_group(
         console.print(f"auto: {notes}", markup=False, highlight=False)
     run = _Run(sequences, split, settings, out)
     if group.is_first:
-        if is_relaunched(run.out, settings, options.overwrite):
-            options = replace(options, resume=True)
-        else:
-            check_directory(run.out, options.resume, options.overwrite)
+        options = replace(options, resume=is_resumed(out, settings, options.resume, options.overwrite))
     if is_fitted(MODELS[settings.model.name]):
         model, facts = _fit(run)
     else:

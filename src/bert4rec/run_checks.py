@@ -56,6 +56,14 @@ def choose_shards(run: RunConfig, out: Path, resume: bool, n_processes: int, n_u
     return wanted
 
 
+def is_resumed(out: Path, run: RunConfig, resume: bool, overwrite: bool) -> bool:
+    """Whether a run resumes: it was told to, or is relaunched; a ValueError if it may not write here."""
+    if is_relaunched(out, run, overwrite):
+        return True
+    check_directory(out, resume, overwrite)
+    return resume
+
+
 def is_relaunched(out: Path, run: RunConfig, overwrite: bool) -> bool:
     """Whether the launcher has restarted its processes: they resume without being told."""
     name, state = launch_id(), newest_state(out)

@@ -101,6 +101,12 @@ def _tables(model: nn.Module) -> list[RowEmbedding]:
     return [module for module in model.modules() if isinstance(module, RowEmbedding)]
 
 
+def dense_and_sparse(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Its parameters, by the kind of their gradients."""
+    sparse = [table.weight for table in _tables(model) if table.sparse]
+    return [p for p in model.parameters() if not any(p is table for table in sparse)], sparse
+
+
 def fair_shares(things: Iterable[Thing], cost: Callable[[Thing], float], n: int) -> list[list[Thing]]:
     """All things in `n` lists that cost about the same: the largest first, each to the list that costs least."""
     shares: list[list[Thing]] = [[] for _ in range(n)]
@@ -178,8 +184,7 @@ def average_gradients(
     """
     if group.n == 1:
         return loss, list(signals)
-    tables = [table.weight for table in _tables(model) if table.sparse]
-    dense = [p for p in model.parameters() if not any(p is table for table in tables)]
+    dense, tables = dense_and_sparse(model)
     small = [p for p in dense if p.numel() < LARGE]
     large = [p for p in dense if p.numel() >= LARGE]
     # Behind the gradients: who has any, of how many queries, the loss and the signals.

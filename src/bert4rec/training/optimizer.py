@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.training.gradients import clip_gradient
+from bert4rec.training.gradients import clip_gradient, dense_and_sparse
 
 CLIP_NORM = 5.0  # largest norm of a gradient, as in the authors' code; larger ones are scaled down
 
@@ -20,20 +19,17 @@ CLIP_NORM = 5.0  # largest norm of a gradient, as in the authors' code; larger o
 class Optimizer:
     def __init__(self, model: nn.Module, weight_decay: float) -> None:
         self.parameters = dict(model.named_parameters())
-        tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
-        rows = [table.weight for table in tables if table.sparse]
-        dense = [p for p in model.parameters() if not any(p is row for row in rows)]
+        dense, rows = dense_and_sparse(model)
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [
             {"params": [p for p in dense if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [p for p in dense if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self.optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, fused=True)]
+        self.optimizer_of: dict[Tensor, torch.optim.Optimizer] = dict.fromkeys(dense, self.optimizers[0])
         if rows:
             self.optimizers.append(torch.optim.SparseAdam(rows))
-        self.optimizer_of = {
-            p: each for each in self.optimizers for group in each.param_groups for p in group["params"]
-        }
+            self.optimizer_of |= dict.fromkeys(rows, self.optimizers[1])
 
     def step(self, learning_rate: float, norm: float | None = None) -> None:
         """Clip the gradient, update the parameters and clear the gradient.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
 from bert4rec.losses import make_loss
-from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.scoring import rank_held_out
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Stage
@@ -45,7 +43,7 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
         replica = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
         stages = build_stages(config, split, workers.n)
         per_step = [_seconds_per_step(replica, stage, seconds) for stage in stages]
-    validation = _seconds_of_validation(model, validation_users(split, config), config)
+        validation = _seconds_of_validation(replica, validation_users(split, config), config)
     return [
         StageTime(found, stage.batches.steps_per_epoch, validation)
         for found, stage in zip(per_step, stages, strict=True)
@@ -66,15 +64,14 @@ def _seconds_per_step(replica: Replica, stage: Stage, seconds: float) -> float:
     return (ends[-1] - ends[0]) / max(1, len(ends) - 1) if ends else 0.0
 
 
-def _seconds_of_validation(model: SequenceModel, validation: HeldOut | None, config: RunConfig) -> float:
+def _seconds_of_validation(replica: Replica, validation: HeldOut | None, config: RunConfig) -> float:
     if validation is None:
         return 0.0
     few = validation.sample(VALIDATION_USERS, config.training.seed)
 
     def seconds() -> float:
         started = time.monotonic()
-        exclude_seen = config.evaluation.exclude_seen
-        rank_held_out(model, few, exclude_seen=exclude_seen, n_workers=config.training.workers)
+        replica.rank(few, exclude_seen=config.evaluation.exclude_seen)
         return time.monotonic() - started
 
     seconds()  # the first time is slower
