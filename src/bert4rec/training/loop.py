@@ -117,9 +117,9 @@ class TrainingLoop:
                 raise Interrupted
 
     def _step(self, stage: Stage, batch: Batch) -> tuple[float, list[float]]:
-        """The mean loss, and the signals of all processes: added up, whoever set them."""
-        is_save_due = self.replica.group.is_first and time.monotonic() - self.last_save > SAVE_EVERY
-        signals = [batch.n_sequences, self.should_stop(), is_save_due]
+        """The mean loss of all processes, and the sums of their signals: what any of them wants, all do."""
+        wants_save = self.replica.group.is_first and time.monotonic() - self.last_save > SAVE_EVERY
+        signals = [batch.n_sequences, self.should_stop(), wants_save]
         seed = stage.batches.seed_of(self.progress.step)
         return self.replica.step(batch, seed, self._learning_rate(stage), signals)
 
