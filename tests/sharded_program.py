@@ -10,10 +10,10 @@ from toys import quiet, random_histories, small_config
 
 from bert4rec import losses
 from bert4rec.data.splits import leave_one_out
-from bert4rec.distributed.torch_process_group import joined
+from bert4rec.distributed.launch import joined
 from bert4rec.pipeline import RunOptions, train
 from bert4rec.training import optimizer
-from bert4rec.training.loop import RunDirectory
+from bert4rec.training.checkpoint import RunDirectory
 from bert4rec.training.run_log import RunLog
 
 run, recipe, overrides = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]

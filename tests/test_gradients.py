@@ -18,7 +18,7 @@ from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.objectives import ModelSpec
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, Sizes, make_batch
-from bert4rec.training.gradients import Gradients, clip_gradient, distribute
+from bert4rec.training.gradients import Gradients, clip_gradient, cost_of, fair_shares
 from bert4rec.training.optimizer import Optimizer
 
 TRAINED = [name for name in MODELS if is_trained(MODELS[name])]
@@ -89,7 +89,7 @@ def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(monke
     assert gradient.is_sparse
     before = model.items.weight.detach().clone()
     touched = set(gradient.coalesce().indices()[0].tolist())
-    Optimizer(model, config.training.weight_decay, is_sparse=True).step(0.01)
+    Optimizer(model, config.training.weight_decay).step(0.01)
     moved = (model.items.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
     assert set(moved) | {model.pad} == touched | {model.pad}  # padding has no say
     assert touched <= set(range(n_items + 2))
@@ -97,7 +97,7 @@ def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(monke
 
 def test_every_microbatch_is_distributed_once_and_fairly() -> None:
     batch, n_items = some_batch(small_config(), n_users=2000)
-    shares = distribute(batch.microbatches, 2, n_items)
+    shares = fair_shares(batch.microbatches, lambda each: cost_of(each, n_items), 2)
     found = sorted(id(each) for share in shares for each in share)
     assert found == sorted(map(id, batch.microbatches))
     work = [sum(each.tokens.numel() for each in share) for share in shares]

@@ -9,14 +9,14 @@ from toys import random_histories, small_run
 
 from bert4rec.config import load_config
 from bert4rec.data.splits import Split, leave_one_out
-from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
+from bert4rec.distributed.shard_parameters import ShardParameters
 from bert4rec.explanation import attention_weights
 from bert4rec.models.bert4rec import BERT4Rec, BERT4RecSettings
 from bert4rec.models.initialization import clear_reserved, popularity_bias
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.pipeline import train
 from bert4rec.scoring import score_rows
-from bert4rec.training.loop import RunDirectory
+from bert4rec.training.checkpoint import RunDirectory
 from bert4rec.training.process_group import ProcessGroup
 from bert4rec.training.run_log import RunLog
 
@@ -86,19 +86,12 @@ def test_others_do_not(recipe: str) -> None:
 # Sharded items.
 
 
-class TwoProcesses(ProcessGroup):
-    n = 2
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-
 def test_sharded_items_and_biases_begin_as_those_of_one_process() -> None:
     run, bias = small_run("model.output_bias=popularity"), popularity_bias(np.arange(51))
     small = BERT4Rec(20, run.model)
     biases, embeddings = torch.full((51,), torch.nan), torch.full((53, 16), torch.nan)
     for rank in range(2):
-        own = ShardParameters(small, ShardedRows(TwoProcesses(rank)), bias, run.training.seed)
+        own = ShardParameters(small, ProcessGroup(2, rank), bias, run.training.seed)
         assert own.output_bias is not None
         biases[rank::2] = own.output_bias.detach()
         embeddings[rank::2] = own.items.weight.detach()

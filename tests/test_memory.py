@@ -40,7 +40,7 @@ loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
 objective = config.stages[0].build(train, ModelSpec(n_items, length, has_mask=True))
 with WorkerThreads(2) as workers:
     gradients = Gradients(model, loss, workers)
-    optimizer = Optimizer(model, 0.01, is_sparse=loss.is_sparse)
+    optimizer = Optimizer(model, 0.01)
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
         gradients.add(make_batch(objective, train, n_items, generator), step)

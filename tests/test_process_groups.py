@@ -15,10 +15,12 @@ from toys import quiet, random_histories, small_config
 
 from bert4rec.config import load_config
 from bert4rec.durable import sha256
-from bert4rec.pipeline import RunOptions, check_training, train_recommender
-from bert4rec.run_checks import is_relaunched
-from bert4rec.training.batches import UserShards, check_shards, shards_of, share_of_batch
-from bert4rec.training.checkpoint import Checkpoint, Progress, TrainingTensors, load_checkpoint, save_checkpoint
+from bert4rec.pipeline import RunOptions, train_recommender
+from bert4rec.run_checks import check_training, is_relaunched
+from bert4rec.training.batches import check_shards, share_of_batch, users_of_shard
+from bert4rec.training.checkpoint import Progress, RunDirectory, TrainingTensors, load_checkpoint, save_checkpoint
+from bert4rec.training.process_group import ProcessGroup
+from bert4rec.training.setup import build_stages
 
 # Without dropout nothing differs between one process and two but the order of sums.
 SETTINGS = ("dropout=0", "stages.0.epochs=2", "stages.1.epochs=1", "validate_every=1", "workers=1")
@@ -26,9 +28,10 @@ TOLERANCE = 1e-4  # of a loss, relative
 # The second process kills itself in step `dies_at`, unless torchrun has restarted it.
 PROGRAM = """
 import os, signal, sys
+from pathlib import Path
 import torch
 from toys import random_histories, small_config
-from bert4rec.distributed.torch_process_group import is_restart, joined
+from bert4rec.distributed.launch import is_restart, joined
 from bert4rec.pipeline import RunOptions, train_in_group, train_recommender
 from bert4rec.training import loop
 
@@ -47,9 +50,8 @@ def counted(*arguments):
 loop.TrainingLoop._step = counted
 with joined() as group:
     options = RunOptions(baselines=False)
-    train_in_group(
-        random_histories(0, n_users=80), small_config(*overrides), out, options, group=group
-    )
+    config, out = small_config(*overrides), Path(out)
+    train_in_group(random_histories(0, n_users=80), group, config=config, out=out, options=options)
     group.barrier()
 os._exit(0)  # as in `run_as_rank`: threads of torch's connections can abort a process that ends
 """
@@ -166,7 +168,7 @@ def test_a_restart_never_replaces_a_finished_model(name: str, tmp_path: Path, mo
 def test_a_launch_resumes_its_own_checkpoints_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, other = small_config(), small_config("training.seed=1")
     identity = {"config": config.model_dump(mode="json")}
-    save_checkpoint(tmp_path, Checkpoint(Progress(), TrainingTensors({}, {}, {}), identity, "ours"))
+    save_checkpoint(RunDirectory(tmp_path, identity, "ours"), Progress(), TrainingTensors({}, {}, {}))
     monkeypatch.delenv("BERT4REC_LAUNCH", raising=False)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     assert not is_relaunched(tmp_path, config, overwrite=False)
@@ -184,10 +186,10 @@ def test_a_launch_resumes_its_own_checkpoints_only(tmp_path: Path, monkeypatch: 
 def test_what_was_read_of_a_checkpoint_stays_when_its_files_go(tmp_path: Path) -> None:
     """On shared storage a mapped file that another machine deletes kills whoever reads it."""
     tensors = {"weight": torch.arange(5.0)}
-    save_checkpoint(tmp_path, Checkpoint(Progress(), TrainingTensors(tensors, {}, tensors), {}))
-    found = load_checkpoint(tmp_path)
-    assert found is not None
-    weight = found.tensors.weights["weight"]
+    run = RunDirectory(tmp_path, {})
+    save_checkpoint(run, Progress(), TrainingTensors(tensors, {}, tensors))
+    _, found = load_checkpoint(run)
+    weight = found.weights["weight"]
     for path in (tmp_path / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(b"")
     assert weight.tolist() == [0, 1, 2, 3, 4]
@@ -196,7 +198,7 @@ def test_what_was_read_of_a_checkpoint_stays_when_its_files_go(tmp_path: Path) -
 def test_every_user_is_in_one_shard_and_all_shards_end_together() -> None:
     split = check_training(random_histories(0, n_users=50), small_config())
     for n in (1, 2, 3, 7):
-        parts = [UserShards(n, (shard,)).part(split.train, shard) for shard in range(n)]
+        parts = [users_of_shard(split.train, shard, n) for shard in range(n)]
         assert [u for part in parts for u in part.users.tolist()] == split.train.users.tolist()
         n_all = sum(map(len, parts))
         n_steps = [-(-len(part) // share_of_batch(len(part), n_all, 16)) for part in parts]
@@ -204,9 +206,21 @@ def test_every_user_is_in_one_shard_and_all_shards_end_together() -> None:
         assert max(n_steps) - min(n_steps) <= 1
 
 
+class UnconnectedProcess(ProcessGroup):
+    """One of several, which hears nothing of the others."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def all_gather_tensor(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor]
+
+
 def test_each_shard_belongs_to_one_process() -> None:
-    for n_processes in (1, 2, 3, 4):
-        found = [shards_of(4, n_processes, rank).mine for rank in range(n_processes)]
-        assert sorted(shard for mine in found for shard in mine) == [0, 1, 2, 3]
+    split = check_training(random_histories(0, n_users=50), small_config())
+    for n in (1, 2, 3, 4):
+        groups = [UnconnectedProcess(n, rank) for rank in range(n)]
+        stages = [build_stages(small_config(), split, 1, group, n_shards=4)[0] for group in groups]
+        assert sorted(shard for stage in stages for shard in stage.batches.objectives) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="at most 4 processes"):
         check_shards(4, 5, 100, 16)

@@ -30,8 +30,7 @@ from bert4rec.durable import sha256
 from bert4rec.interrupts import Interrupted
 from bert4rec.pipeline import RunOptions, train, train_recommender
 from bert4rec.training import checkpoint, loop
-from bert4rec.training.checkpoint import has_checkpoint, save_checkpoint
-from bert4rec.training.loop import RunDirectory
+from bert4rec.training.checkpoint import RunDirectory, has_checkpoint, save_checkpoint
 from bert4rec.training.run_log import RunLog
 
 # Every step and every checkpoint

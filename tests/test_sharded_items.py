@@ -14,13 +14,13 @@ import torch
 from toys import small_config
 
 from bert4rec.config import RunConfig
-from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
+from bert4rec.distributed.shard_parameters import ShardParameters
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for, check_can_shard
-from bert4rec.distributed.torch_process_group import TorchProcessGroup
 from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
-from bert4rec.training.checkpoint import Checkpoint, Progress, TrainingTensors, save_checkpoint
+from bert4rec.training.checkpoint import Progress, RunDirectory, TrainingTensors, save_checkpoint
 from bert4rec.training.gradients import CPU
+from bert4rec.training.process_group import ProcessGroup
 from bert4rec.training.replica import copy_of
 from bert4rec.training.setup import build_model
 
@@ -71,7 +71,7 @@ def test_two_processes_with_half_the_rows_each_learn_what_one_with_all_of_them_d
     runs = [tmp_path / kind for kind in ("whole", "sharded")]
     runs[0].mkdir()
     tensors = TrainingTensors(start, {}, start)
-    save_checkpoint(runs[0], Checkpoint(Progress(), tensors, {"shards": 3}))
+    save_checkpoint(RunDirectory(runs[0], {"shards": 3}), Progress(), tensors)
     shutil.copytree(runs[0], runs[1])
     whole = trained(runs[0], recipe, settings)
     sharded = trained(runs[1], recipe, (*settings, SHARDED))
@@ -89,8 +89,8 @@ N_ITEMS = 31
 
 def parameters_of(rank: int, n: int) -> ShardParameters:
     """Those of one process, in which every number says which row of the whole it is in."""
-    small, shards = build_model(small_config(), 8, 0), ShardedRows(TorchProcessGroup(n, rank))
-    own = ShardParameters(small, shards, torch.arange(N_ITEMS).float(), seed=0)
+    small = build_model(small_config(), 8, 0)
+    own = ShardParameters(small, ProcessGroup(n, rank), torch.arange(N_ITEMS).float(), seed=0)
     with torch.no_grad():
         rows = torch.arange(rank, N_ITEMS + 2, n)
         own.items.weight.copy_(rows[:, None].expand_as(own.items.weight))
@@ -134,15 +134,15 @@ def test_a_step_has_room_for_all_items_that_it_can_touch() -> None:
 def test_the_special_tokens_start_as_in_a_whole_model() -> None:
     config = sharded("loss.n_negatives=64")
     with WorkerThreads(1) as workers:
-        trainees = []
+        replicas = []
         for rank in range(2):
             small = build_model(config, 8, 0)
             loss = make_loss(config.loss, np.ones(N_ITEMS, dtype=np.int64))
-            group = TorchProcessGroup(2, rank)
+            group = ProcessGroup(2, rank)
             bias = torch.zeros(N_ITEMS)
-            trainees.append(ShardedItems(small, bias, loss, config, workers, CPU, group))
+            replicas.append(ShardedItems(small, bias, loss, config, workers, CPU, group))
     whole = build_model(config, 8, 0).get_parameter("items.weight")
-    pad, mask = (trainees[row % 2].own.items.weight[row // 2] for row in (N_ITEMS, N_ITEMS + 1))
+    pad, mask = (replicas[row % 2].own.items.weight[row // 2] for row in (N_ITEMS, N_ITEMS + 1))
     assert torch.equal(pad, whole[8])
     assert torch.equal(mask, whole[9])
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from toys import cycle, quiet, random_histories, sequences_of, small_config
 
 from bert4rec import config as config_module
+from bert4rec import progress
 from bert4rec.config import load_config
 from bert4rec.data.splits import leave_one_out
 from bert4rec.evaluation.metrics import METRICS
@@ -23,10 +24,11 @@ from bert4rec.pipeline import Outcome, RunOptions, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.run_checks import unreachable_note
 from bert4rec.scoring import rank_held_out
-from bert4rec.training import optimizer, run_log
-from bert4rec.training.loop import RunDirectory, Stage, TrainingLoop
+from bert4rec.training import optimizer
+from bert4rec.training.checkpoint import RunDirectory
+from bert4rec.training.loop import Stage, TrainingLoop
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.replica import Replica, StepResult, copy_of
+from bert4rec.training.replica import copy_of
 from bert4rec.training.setup import build_stages, stage_names, validation_users
 
 CYCLE = ("stages.0.learning_rate=5e-3", "dropout=0", "evaluation.exclude_seen=false")
@@ -47,9 +49,9 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 def test_the_learning_rate_warms_up_and_decays_to_nothing(tmp_path: Path) -> None:
     batches = SimpleNamespace(steps_per_epoch=100)
     stage = Stage("cloze", ClozeStage(epochs=1, learning_rate=0.1), cast(Any, batches))
-    training = small_config("warmup_steps=9").training
+    config = small_config("warmup_steps=9")
     nothing = cast(Any, None)
-    loop = TrainingLoop(nothing, [stage], None, training, RunDirectory(tmp_path, {}), nothing)
+    loop = TrainingLoop(nothing, [stage], None, config, RunDirectory(tmp_path, {}), nothing)
     rates = []
     for loop.progress.step in range(101):
         rates.append(loop._learning_rate(stage))
@@ -80,7 +82,7 @@ def test_a_stage_without_epochs_is_left_out() -> None:
 
 def test_weight_decay_spares_biases_and_layer_norm() -> None:
     model = BERT4Rec(10, cast(Any, small_config().model))
-    (adamw,) = Optimizer(model, 0.3, is_sparse=False).optimizers
+    (adamw,) = Optimizer(model, 0.3).optimizers
     decayed, spared = adamw.param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert decayed["weight_decay"] == 0.3
@@ -115,11 +117,10 @@ def test_best_weights_are_kept_and_the_second_stage_starts_from_them(
     bests: list[dict[str, torch.Tensor]] = []
     step = TrainingLoop._step
 
-    def watched(self: TrainingLoop, *arguments: Any) -> StepResult:
+    def watched(self: TrainingLoop, *arguments: Any) -> tuple[float, list[float]]:
         if self.progress.stage == 1 and self.progress.step == 0:
-            assert isinstance(self.trainee, Replica)
-            starts.append(copy_of(self.trainee.model))
-            bests.append(dict(self.trainee.best))
+            starts.append(copy_of(self.replica.model))
+            bests.append(dict(self.replica.best))
         return step(self, *arguments)
 
     monkeypatch.setattr(TrainingLoop, "_step", watched)
@@ -187,21 +188,23 @@ def test_a_first_stage_that_has_nothing_to_train_on_is_an_error(tmp_path: Path) 
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_log, "PLAIN_LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_UNSEEN", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, width=200)
     trained(tmp_path / "model", "stages.0.epochs=2", ONE_STAGE, console=console)
     lines = screen.getvalue().splitlines()
     assert lines[0].startswith("memory estimate: ")
     assert "= parameters " in lines[0]
-    steps = [line for line in lines if "min left" in line]
+    steps = [line for line in lines if line.endswith(" left")]
     assert steps
     assert all(word in steps[0] for word in ("loss", "NDCG@10", "seq/s"))
     assert any("validation NDCG@10" in line for line in lines)
     assert "\x1b" not in screen.getvalue()
 
 
-def test_a_live_display_on_a_terminal(tmp_path: Path) -> None:
+def test_a_live_display_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SECONDS_UNSEEN", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, width=160, force_terminal=True)
     trained(tmp_path / "model", "stages.0.epochs=3", ONE_STAGE, console=console)

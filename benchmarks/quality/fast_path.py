@@ -35,6 +35,7 @@ from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sources import open_data
 from bert4rec.data.splits import Spans, Split, leave_one_out
 from bert4rec.evaluation.metrics import METRICS
+from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.objectives import Examples, Objective
@@ -43,7 +44,7 @@ from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, Sizes, make_batch, shuffled_batches
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import CLIP_NORM, Optimizer
-from bert4rec.training.setup import build_loss, build_model, build_stages
+from bert4rec.training.setup import build_model, build_stages
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SHOW_EVERY = 5  # epochs
@@ -55,10 +56,10 @@ class FastPath:
 
     def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
         self.pad, self.sizes = model.pad, Sizes(n_workers=workers.n)
-        loss = build_loss(config, split)
+        loss = make_loss(config.loss, split.train_counts)
         self.gradients = Gradients(model, loss, workers)
         decay = config.training.weight_decay
-        self.optimizer = Optimizer(model, decay, is_sparse=loss.is_sparse)
+        self.optimizer = Optimizer(model, decay)
 
     def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Batch:
         return make_batch(objective, sequences, self.pad, masks, self.sizes)

@@ -21,7 +21,7 @@ from bert4rec.data.splits import SPLITS
 from bert4rec.interrupts import Interrupted
 from bert4rec.pipeline import train
 from bert4rec.training import loop
-from bert4rec.training.checkpoint import Progress
+from bert4rec.training.checkpoint import Progress, RunDirectory
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import build_model, without_test
@@ -39,14 +39,14 @@ class CurveRunLog(RunLog):
         self.validation_seconds = 0.0
         self.started = self.last_step = time.monotonic()
 
-    def step(self, progress: Progress, n_sequences: int) -> None:
-        super().step(progress, n_sequences)
+    def step(self, progress: Progress) -> None:
+        super().step(progress)
         self.last_step = time.monotonic()
 
-    def validated(self, event: dict[str, Any], is_best: bool) -> None:
+    def epochs_done(self, event: dict[str, Any], *, is_best: bool) -> None:
         now = time.monotonic()
         self.validation_seconds += now - self.last_step
-        super().validated(event, is_best)
+        super().epochs_done(event, is_best=is_best)
         reason = self.curve_log.point(
             event["epoch"],
             event["ndcg@10"],
@@ -98,7 +98,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     loop.SAVE_EVERY = float("inf")  # checkpoints are saved after validations only: no clock runs
     with CurveRunLog(folder, log) as shown, contextlib.suppress(Interrupted):
-        train(run, split, sequences.n_users, loop.RunDirectory(folder, {}), shown)
+        train(run, split, sequences.n_users, RunDirectory(folder, {}), shown)
     log.end(shown.ended)
 
 

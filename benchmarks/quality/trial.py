@@ -23,7 +23,7 @@ from bert4rec.config import load_config, resolve
 from bert4rec.data.sources import open_data
 from bert4rec.data.splits import SPLITS
 from bert4rec.pipeline import RunOptions, evaluate_held_out, train
-from bert4rec.training.loop import RunDirectory
+from bert4rec.training.checkpoint import RunDirectory
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import without_test
 

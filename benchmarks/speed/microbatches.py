@@ -27,11 +27,12 @@ from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
 from bert4rec import scoring
 from bert4rec.data.splits import FOR_SCORING, FOR_TRAINING, MicrobatchSize
+from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Sizes, make_batch
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.setup import build_loss, build_model, build_stages
+from bert4rec.training.setup import build_model, build_stages
 
 BATCH = 256
 FACTORS = (0.5, 1, 2, 4)
@@ -54,9 +55,9 @@ def settings(shape: Shape) -> list[str]:
 
 def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> Step:
     config, split = cloze_config(shape.n_items, *settings(shape)), split_of(sequences)
-    model, loss = build_model(config, shape.n_items, 0).train(), build_loss(config, split)
+    model, loss = build_model(config, shape.n_items, 0).train(), make_loss(config.loss, split.train_counts)
     gradients = Gradients(model, loss, workers)
-    optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+    optimizer = Optimizer(model, config.training.weight_decay)
     stage = build_stages(config, split, workers.n)[0]
     objective = stage.batches.objectives[0]
     windows = objective.draw_sequences(np.random.default_rng(0))

@@ -19,10 +19,11 @@ from measure import Sequences
 from ours import cloze_config, split_of
 
 from bert4rec.cpu_tuning import keep_freed_memory
+from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.setup import build_loss, build_model, build_stages
+from bert4rec.training.setup import build_model, build_stages
 
 STEPS = 4
 
@@ -49,9 +50,9 @@ def main() -> None:
         f"stages.0.mask_ratio={about.mask_ratio}",
         "training.batch_size=256",
     )
-    model, loss = build_model(config, split.n_items, 0).train(), build_loss(config, split)
+    model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
     gradients = Gradients(model, loss, ThisThread())
-    optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+    optimizer = Optimizer(model, config.training.weight_decay)
     with WorkerThreads(1) as preparer:
         batches = build_stages(config, split, 1)[0].batches.epoch(0, 0, preparer)
         first, *rest = islice(batches, STEPS + 1)

@@ -21,34 +21,25 @@ from bert4rec.config import Config, RunConfig, override_config, resolve, resolve
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
+from bert4rec.distributed.launch import launch_id, processes_here
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for
-from bert4rec.distributed.torch_process_group import launch_id, processes_here
 from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.interrupts import stop_requested
+from bert4rec.losses import make_loss
 from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
-from bert4rec.run_checks import (
-    check_directory,
-    check_same_directory,
-    check_training,
-    choose_shards,
-    is_relaunched,
-    unreachable_note,
-)
-from bert4rec.threads import WorkerThreads
-from bert4rec.training.batches import shards_of
-from bert4rec.training.checkpoint import Progress, delete_checkpoints
+from bert4rec.run_checks import check_same_directory, check_training, choose_shards, is_resumed, unreachable_note
+from bert4rec.training.checkpoint import Progress, RunDirectory, delete_checkpoints
 from bert4rec.training.hardware import choose_hardware
-from bert4rec.training.loop import LoopOptions, RunDirectory, TrainingLoop
+from bert4rec.training.loop import TrainingLoop
 from bert4rec.training.memory import MemoryEstimate, available_memory, check_memory
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
-from bert4rec.training.replica import Replica, Trainee
+from bert4rec.training.replica import Replica
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import (
-    build_loss,
     build_model,
     build_stages,
     initial_output_bias,
@@ -57,22 +48,6 @@ from bert4rec.training.setup import (
     validation_users,
 )
 from bert4rec.training.timing import StageTime, time_stages
-
-__all__ = [
-    "DryRun",
-    "Outcome",
-    "RunOptions",
-    "check_directory",
-    "check_training",
-    "dry_run",
-    "evaluate_held_out",
-    "save_evaluation",
-    "saved_outcome",
-    "split_of",
-    "train",
-    "train_in_group",
-    "train_recommender",
-]
 
 OnProgress = Callable[[int, int], None]
 BASELINES = ("popularity", "markov")  # every training is compared with them
@@ -129,7 +104,7 @@ def train_recommender(
 ) -> Outcome:
     """Train, evaluate on the test items and save to `out`."""
     outcome = train_in_group(
-        sequences, config, out, options, console=console, on_evaluation=on_evaluation, group=SINGLE_PROCESS
+        sequences, SINGLE_PROCESS, console, config=config, out=Path(out), options=options, on_evaluation=on_evaluation
     )
     assert outcome is not None
     return outcome
@@ -137,36 +112,33 @@ def train_recommender(
 
 def train_in_group(
     sequences: Sequences,
-    config: Config,
-    out: str | Path,
-    options: RunOptions,
-    *,
     group: ProcessGroup,
     console: Console | None = None,
+    *,
+    config: Config,
+    out: Path,
+    options: RunOptions,
     on_evaluation: OnProgress | None = None,
 ) -> Outcome | None:
-    """The part of one of several processes that train together; only the first gets an outcome."""
+    """The part of one of several processes that train together; only the first prints and gets an outcome."""
     settings = resolve(config, sequences.n_items)
     split = check_training(sequences, settings, group.n, keep_stages=options.keep_stages)
-    if console is not None and (notes := resolved_values(config, settings)):
+    if console is not None and group.is_first and (notes := resolved_values(config, settings)):
         console.print(f"auto: {notes}", markup=False, highlight=False)
-    run = _Run(sequences, split, settings, Path(out))
+    run = _Run(sequences, split, settings, out)
     if group.is_first:
-        if is_relaunched(run.out, settings, options.overwrite):
-            options = replace(options, resume=True)
-        else:
-            check_directory(run.out, options.resume, options.overwrite)
-    model, facts = _fit(run, options, console, group)
+        options = replace(options, resume=is_resumed(out, settings, options.resume, options.overwrite))
+    if is_fitted(MODELS[settings.model.name]):
+        model, facts = _fit(run)
+    else:
+        model, facts = _train(run, options, console, group)
     if not group.is_first:
         return None
     torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
-    recommender = Recommender(model, sequences.vocabulary, settings, _about(sequences) | facts)
-    evaluation = evaluate_held_out(model, split.test, split, settings, on_evaluation)
     (run.out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
-    save_evaluation(evaluation, sequences, run.out)
     names = sorted(set(BASELINES) - {settings.model.name}) if options.baselines else []
     baselines = {name: _save_baseline(name, run) for name in names}
-    recommender.save(run.out)
+    recommender, evaluation = _evaluate_and_save(run, model, facts, on_evaluation)
     if note := recommender.index_if_large(split.validation.histories):
         recommender.save_index(run.out)
         if console:
@@ -230,41 +202,46 @@ def save_evaluation(evaluation: Evaluation, sequences: Sequences, out: Path) -> 
     evaluation.save(out, user_ids=sequences.user_ids, item_ids=items)
 
 
+def _evaluate_and_save(
+    run: _Run, model: Model, facts: dict[str, Any], on_evaluation: OnProgress | None = None
+) -> tuple[Recommender, Evaluation]:
+    evaluation = evaluate_held_out(model, run.split.test, run.split, run.config, on_evaluation)
+    save_evaluation(evaluation, run.sequences, run.out)
+    recommender = Recommender(model, run.sequences.vocabulary, run.config, _about(run.sequences) | facts)
+    recommender.save(run.out)
+    return recommender, evaluation
+
+
 def _save_baseline(name: str, run: _Run) -> Evaluation:
-    sequences, split, out = run.sequences, run.split, run.out / "baselines" / name
-    settings = override_config(run.config, [f"model.name={name}"])
-    model = _fit_once(split, settings)
-    evaluation = evaluate_held_out(model, split.test, split, run.config)
-    save_evaluation(evaluation, sequences, out)
-    # Saved whole, so that it can recommend and be served, too.
-    Recommender(model, sequences.vocabulary, settings, _about(sequences)).save(out)
-    return evaluation
+    """Saved whole, so that it can recommend and be served, too."""
+    baseline = replace(
+        run, config=override_config(run.config, [f"model.name={name}"]), out=run.out / "baselines" / name
+    )
+    model, _ = _fit(baseline)
+    return _evaluate_and_save(baseline, model, {})[1]
 
 
-def _fit_once(split: Split, config: RunConfig) -> Model:
-    model = MODELS[config.model.name]
-    assert is_fitted(model)
-    train = training_split(split, config).train
-    return model.fit(train, split.n_items, config.model, config.training.seed)
+def _fit(run: _Run) -> tuple[Model, dict[str, Any]]:
+    """The fitted model, and facts about its training."""
+    started, settings = time.monotonic(), run.config
+    model_class = MODELS[settings.model.name]
+    assert is_fitted(model_class)
+    train = training_split(run.split, settings).train
+    model = model_class.fit(train, run.split.n_items, settings.model, settings.training.seed)
+    n_numbers = sum(tensor.numel() for tensor in model.state().values())
+    return model, {"training": {"seconds": round(time.monotonic() - started, 1), "n_parameters": n_numbers}}
 
 
-def _fit(run: _Run, options: RunOptions, console: Console | None, group: ProcessGroup) -> tuple[Model, dict[str, Any]]:
+def _train(
+    run: _Run, options: RunOptions, console: Console | None, group: ProcessGroup
+) -> tuple[Model, dict[str, Any]]:
     """The trained model, and facts about its training."""
     split, config, out = run.split, run.config, run.out
-    if is_fitted(MODELS[config.model.name]):
-        started = time.monotonic()
-        fitted = _fit_once(split, config)
-        n_numbers = sum(tensor.numel() for tensor in fitted.state().values())
-        seconds = round(time.monotonic() - started, 1)
-        return fitted, {"training": {"seconds": seconds, "n_parameters": n_numbers}}
-    available = available_memory()
-    if available is not None:
-        available //= processes_here()
+    available = available_memory(processes_here())
     longest, n_users = int(split.train.lengths.max()), run.sequences.n_users
     memory = check_memory(config, split.n_items, longest, available, n_users, group.n)
     options = replace(options, resume=group.from_first(options.resume))
-    n_shards = choose_shards(config, out, options.resume, group.n, len(split.train))
-    n_shards = group.from_first(n_shards)
+    n_shards = group.from_first(choose_shards(config, out, options.resume, group.n, len(split.train)))
     identity: dict[str, Any] = {"config": config.model_dump(mode="json"), "data": run.sequences.fingerprint}
     if n_shards > 1:
         identity["shards"] = n_shards
@@ -305,44 +282,42 @@ def train(
     """The model with its best weights; checkpoints go to the directory."""
     keep_freed_memory()
     split = training_split(split, config)
-    training, exclude_seen = config.training, config.evaluation.exclude_seen
-    device = {"device": "cpu"} if training.shard_items else {}
-    hardware = choose_hardware(training.model_copy(update=device))
-    # Sharded item embeddings are put together when the training is over, by the first process.
-    with torch.device("meta" if training.shard_items else "cpu"):
-        model = build_model(config, split.n_items, n_users)
-    n_workers = training.workers if hardware.device.type == "cpu" else 1
-    with WorkerThreads(n_workers) as workers, stop_requested() as is_stopped:
-        shards = shards_of(directory.identity.get("shards", 1), group.n, group.rank)
-        stages = build_stages(config, split, workers.n, group, shards)
-        bias, loss = initial_output_bias(config, split), build_loss(config, split)
-        trainee: Trainee
+    training, n_shards = config.training, directory.identity.get("shards", 1)
+    hardware = choose_hardware(training)
+    with hardware.workers(training) as workers, stop_requested() as is_stopped:
+        stages = build_stages(config, split, workers.n, group, n_shards)
+        bias, loss = initial_output_bias(config, split), make_loss(config.loss, split.train_counts)
         if training.shard_items:
             n_sequences = max(sum(stage.batches.n_per_step.values()) for stage in stages)
             small = build_model(config, capacity_for(config, split.n_items, n_sequences), 0)
             bias = torch.zeros(split.n_items) if bias is None else bias
-            trainee = ShardedItems(small, bias, loss, config, workers, hardware, group)
+            replica: Replica = ShardedItems(small, bias, loss, config, workers, hardware, group)
         else:
+            model = build_model(config, split.n_items, n_users)
             if bias is not None:
                 model.get_parameter("output_bias").data.copy_(bias)
             model.to(hardware.device)
-            trainee = Replica(model, loss, training.weight_decay, workers, hardware, group)
+            replica = Replica(model, loss, training.weight_decay, workers, hardware, group)
         validation = validation_users(split, config)
-        loop_options = LoopOptions(exclude_seen, options.minutes, options.keep_stages, is_stopped)
-        loop = TrainingLoop(trainee, stages, validation, training, directory, log, loop_options)
-        log.say(f"training on {hardware}, {_threads(workers.n, group.n)}, {config.loss.name}")
+        loop = TrainingLoop(
+            replica,
+            stages,
+            validation,
+            config,
+            directory,
+            log,
+            max_minutes=options.minutes,
+            keep_stages=options.keep_stages,
+        )
+        threads = f"{workers.n} worker{'s' * (workers.n > 1)}"
+        processes = f"{group.n} processes with {threads} each" if group.n > 1 else threads
+        log.say(f"training on {hardware}, {processes}, {config.loss.name}")
         if validation is None:
             log.say("the validation items are trained on: nothing is validated")
-        elif note := unreachable_note(validation, exclude_seen):
+        elif note := unreachable_note(validation, config.evaluation.exclude_seen):
             log.say(note)
-        progress = loop.run(resume=options.resume)
-        trainee.finish(model)
-    return model, progress
-
-
-def _threads(n_workers: int, n_processes: int) -> str:
-    threads = f"{n_workers} worker{'s' * (n_workers > 1)}"
-    return f"{n_processes} processes with {threads} each" if n_processes > 1 else threads
+        progress = loop.run(is_stopped, resume=options.resume)
+        return replica.finish(), progress
 
 
 def _about(sequences: Sequences) -> dict[str, Any]:

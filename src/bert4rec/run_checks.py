@@ -11,12 +11,12 @@ import numpy as np
 from bert4rec.config import Config, RunConfig, resolve
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.splits import SPLITS, HeldOut, Split
+from bert4rec.distributed.launch import is_restart, launch_id
 from bert4rec.distributed.sharded_items import check_can_shard
-from bert4rec.distributed.torch_process_group import is_restart, launch_id
 from bert4rec.durable import MANIFEST
 from bert4rec.models import MODELS, is_fitted
 from bert4rec.training.batches import check_shards
-from bert4rec.training.checkpoint import begun_by, has_checkpoint, identity_of
+from bert4rec.training.checkpoint import has_checkpoint, newest_state
 from bert4rec.training.process_group import ProcessGroup
 
 
@@ -50,23 +50,29 @@ def check_directory(out: Path, resume: bool, overwrite: bool) -> None:
 
 def choose_shards(run: RunConfig, out: Path, resume: bool, n_processes: int, n_users: int) -> int:
     """As the settings say; a resumed run keeps the number that it was begun with."""
-    begun_with = identity_of(out).get("shards", 1) if resume else None
+    begun_with = newest_state(out).get("identity", {}).get("shards", 1) if resume else None
     wanted = run.training.shards or begun_with or n_processes
     check_shards(wanted, n_processes, n_users, run.training.batch_size)
     return wanted
 
 
+def is_resumed(out: Path, run: RunConfig, resume: bool, overwrite: bool) -> bool:
+    """Whether a run resumes: it was told to, or is relaunched; a ValueError if it may not write here."""
+    if is_relaunched(out, run, overwrite):
+        return True
+    check_directory(out, resume, overwrite)
+    return resume
+
+
 def is_relaunched(out: Path, run: RunConfig, overwrite: bool) -> bool:
     """Whether the launcher has restarted its processes: they resume without being told."""
-    if not has_checkpoint(out):
-        return False
-    name = launch_id()
-    if name is None:
-        return is_restart()
-    is_other = identity_of(out).get("config") != run.model_dump(mode="json")
+    name, state = launch_id(), newest_state(out)
+    if name is None or not state:
+        return is_restart() and bool(state)
+    is_other = state["identity"].get("config") != run.model_dump(mode="json")
     if overwrite and is_other and not is_restart():
         return False  # a name that was used before, for a run that is to be replaced
-    return begun_by(out) == name
+    return bool(state["launch"] == name)
 
 
 def check_same_directory(out: Path, group: ProcessGroup) -> None:

@@ -21,12 +21,13 @@ from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import HeldOut, Spans, Split
+from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.setup import build_loss, build_model, build_stages
+from bert4rec.training.setup import build_model, build_stages
 
 USERS_AT_ONCE = 1024
 
@@ -55,11 +56,11 @@ def histories_of(sequences: Sequences) -> Spans:
 def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec train` does
     split = split_of(sequences)
-    model, loss = build_model(config, split.n_items, 0).train(), build_loss(config, split)
+    model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
     with WorkerThreads() as workers, WorkerThreads(1) as preparer:
         stage = build_stages(config, split, workers.n)[0]
         gradients = Gradients(model, loss, workers)
-        optimizer = Optimizer(model, config.training.weight_decay, is_sparse=loss.is_sparse)
+        optimizer = Optimizer(model, config.training.weight_decay)
         step = 0
         for epoch in count():
             for batch in stage.batches.epoch(epoch, 0, preparer):

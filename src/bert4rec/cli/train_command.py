@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,11 +24,8 @@ from bert4rec.cli.console import (
 from bert4rec.cli.options import DATA_HELP, RAY_ADDRESS_HELP, ConfigFile, Overrides, Recipe, TableOptions, reads_a_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bert4rec.config import Config
     from bert4rec.data.sequences import Sequences
-    from bert4rec.distributed.train_on_ray import RayProcesses
     from bert4rec.pipeline import Outcome, RunOptions
     from bert4rec.training.process_group import ProcessGroup
 
@@ -78,59 +74,51 @@ def train(
 
     _check_options(processes, launcher, ray_address, threads)
     settings = load_config(recipe, config, overrides or ())
-    from bert4rec.distributed.torch_process_group import was_launched
-    from bert4rec.distributed.torchrun import ProcessFailed
+    import torch
+
+    from bert4rec.distributed.launch import was_launched
+    from bert4rec.distributed.torchrun import ProcessFailed, open_on_first, run_as_rank, start_processes
     from bert4rec.interrupts import Interrupted
-    from bert4rec.pipeline import RunOptions
+    from bert4rec.pipeline import RunOptions, saved_outcome, train_in_group
+    from bert4rec.run_checks import check_directory, check_training
     from bert4rec.training.process_group import SINGLE_PROCESS
 
     options = RunOptions(resume, overwrite, baselines, tensorboard, keep_stages, minutes)
-    run = _TrainCall(settings, out, options)
-
-    _use_threads(threads)
+    work = partial(train_in_group, config=settings, out=out, options=options)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         if was_launched():
             if processes > 1 or launcher is not None:
                 raise ValueError("--processes and --launcher do nothing under torchrun: leave them out")
-            _train_as_rank(run, table, data)
-            return
+
+            def train_as_rank(group: ProcessGroup) -> None:
+                _train(work, open_on_first(data, lambda: table.open(data, settings.data), group), group, out)
+
+            run_as_rank(out, train_as_rank)
         sequences = table.open(data, settings.data)
         if dry_run:
-            describe(sequences)
             _print_dry_run(sequences, settings)
-        elif launcher == "ray":
-            from bert4rec.distributed.train_on_ray import RayProcesses
-
-            describe(sequences)
-            with_gpu = settings.training.device == "cuda"
-            workers = RayProcesses(processes, threads or 1, with_gpu, ray_address)
-            _train_on_ray(run, sequences, workers)
-        elif processes > 1:  # the first of them describes the data
-            words = ["--recipe", recipe, *([] if config is None else ["--config", str(config)])]
-            words += [word for each in overrides or () for word in ("--set", each)]
-            _train_in_processes(run, sequences, words, processes)
+        elif launcher != "ray" and processes == 1:
+            _train(work, sequences, SINGLE_PROCESS, out)
         else:
-            describe(sequences)
-            _train(run, sequences, SINGLE_PROCESS)
+            check_training(sequences, settings, processes, keep_stages=keep_stages)
+            check_directory(out, resume, overwrite)
+            assert sequences.directory is not None
+            if launcher == "ray":
+                from bert4rec.distributed.train_on_ray import RayProcesses, run_on_ray
+
+                describe(sequences)
+                workers = RayProcesses(processes, threads or 1, settings.training.device == "cuda", ray_address)
+                run_on_ray(sequences.directory, out, work, workers, say)
+                _print_result(sequences, saved_outcome(out), out)
+            else:  # the first of them describes the data, and prints the result
+                words = ["train", str(sequences.directory), "--out", str(out)]
+                start_processes([*words, *_words(recipe, config, overrides, options)], processes)
     except ProcessFailed:
         raise typer.Exit(1) from None
     except Interrupted:
-        raise _interrupted(run) from None
-
-
-@dataclass(frozen=True)
-class _TrainCall:
-    settings: Config
-    out: Path
-    options: RunOptions
-
-    def as_flags(self) -> list[str]:
-        given = self.options
-        flags = {"--resume": given.resume, "--overwrite": given.overwrite}
-        flags |= {"--tensorboard": given.tensorboard, "--no-baselines": not given.baselines}
-        flags |= {"--keep-stages": given.keep_stages}
-        words = [flag for flag, is_given in flags.items() if is_given]
-        return words if given.minutes is None else [*words, "--minutes", str(given.minutes)]
+        raise _interrupted(out, resume) from None
 
 
 def _check_options(processes: int, launcher: str | None, ray_address: str | None, threads: int | None) -> None:
@@ -148,78 +136,35 @@ def _check_options(processes: int, launcher: str | None, ray_address: str | None
         check_has_ray()
 
 
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
+def _words(recipe: str, config: str | None, overrides: list[str] | None, options: RunOptions) -> list[str]:
+    """The same settings and options for each of several processes."""
+    flags = {
+        "--resume": options.resume,
+        "--overwrite": options.overwrite,
+        "--no-baselines": not options.baselines,
+        "--tensorboard": options.tensorboard,
+        "--keep-stages": options.keep_stages,
+    }
+    values = [("--recipe", recipe), ("--config", config), ("--minutes", options.minutes)]
+    values += [("--set", each) for each in overrides or ()]
+    words = [word for name, value in values if value is not None for word in (name, str(value))]
+    return words + [flag for flag, is_given in flags.items() if is_given]
 
-        torch.set_num_threads(threads)
 
-
-def _train(run: _TrainCall, sequences: Sequences, group: ProcessGroup) -> None:
-    with progress_bar("evaluating") as on_evaluation:
-        outcome = _train_rank(run, sequences, group, errors, on_evaluation)
-    if outcome is not None:
-        _print_result(sequences, outcome, run.out)
-
-
-def _train_rank(
-    run: _TrainCall,
-    sequences: Sequences,
-    group: ProcessGroup,
-    console: Console,
-    on_evaluation: Callable[[int, int], None] | None = None,
-) -> Outcome | None:
+def _train(work: Callable[..., Outcome | None], sequences: Sequences, group: ProcessGroup, out: Path) -> None:
     """The part of one process; the first of them gets the outcome."""
-    from bert4rec.pipeline import train_in_group
-
-    return train_in_group(
-        sequences,
-        run.settings,
-        run.out,
-        run.options,
-        console=console if group.is_first else None,
-        on_evaluation=on_evaluation,
-        group=group,
-    )
-
-
-def _train_as_rank(run: _TrainCall, table: TableOptions, data: str) -> None:
-    """As one of several processes that torchrun started."""
-    from bert4rec.distributed.torchrun import open_on_first, run_as_rank
-
-    def work(group: ProcessGroup) -> None:
-        sequences = open_on_first(data, lambda: table.open(data, run.settings.data), group)
-        if group.is_first:
-            describe(sequences)
-        _train(run, sequences, group)
-
-    run_as_rank(run.out, work)
-
-
-def _train_in_processes(run: _TrainCall, sequences: Sequences, words: list[str], n: int) -> None:
-    from bert4rec.distributed.torchrun import start_processes
-    from bert4rec.pipeline import check_directory, check_training
-
-    check_training(sequences, run.settings, n)
-    check_directory(run.out, run.options.resume, run.options.overwrite)
-    place = ["train", str(sequences.directory), "--out", str(run.out)]
-    start_processes([*place, *words, *run.as_flags()], n)
-
-
-def _train_on_ray(run: _TrainCall, sequences: Sequences, processes: RayProcesses) -> None:
-    from bert4rec.distributed.train_on_ray import run_on_ray
-    from bert4rec.pipeline import check_directory, check_training, saved_outcome
-
-    check_training(sequences, run.settings, processes.n)
-    check_directory(run.out, run.options.resume, run.options.overwrite)
-    assert sequences.directory is not None
-    run_on_ray(sequences.directory, run.out, partial(_train_rank, run), processes, say)
-    _print_result(sequences, saved_outcome(run.out), run.out)
+    if group.is_first:
+        describe(sequences)
+    with progress_bar("evaluating") as on_evaluation:
+        outcome = work(sequences, group, errors, on_evaluation=on_evaluation)
+    if outcome is not None:
+        _print_result(sequences, outcome, out)
 
 
 def _print_dry_run(sequences: Sequences, settings: Config) -> None:
     from bert4rec.pipeline import dry_run
 
+    describe(sequences)
     with progress_bar("timing some steps"):
         found = dry_run(sequences, settings)
     if found.memory is None:
@@ -239,17 +184,17 @@ def _print_dry_run(sequences: Sequences, settings: Config) -> None:
     output.print(f"in all at most {total / 60:.1f} minutes of training on this machine")
 
 
-def _interrupted(run: _TrainCall) -> typer.Exit:
+def _interrupted(out: Path, is_resumed: bool) -> typer.Exit:
     from bert4rec.distributed.torchrun import speaks_for_all
     from bert4rec.training.checkpoint import has_checkpoint
 
     if not speaks_for_all():
         return typer.Exit(EXIT_INTERRUPTED)
-    if not has_checkpoint(run.out):
+    if not has_checkpoint(out):
         errors.print("Interrupted before the first checkpoint: nothing is lost, begin again")
         return typer.Exit(EXIT_INTERRUPTED)
-    again = ["bert4rec", *sys.argv[1:], *([] if run.options.resume else ["--resume"])]
-    return exit_interrupted(run.out, again)
+    again = ["bert4rec", *sys.argv[1:], *([] if is_resumed else ["--resume"])]
+    return exit_interrupted(out, again)
 
 
 def _print_result(sequences: Sequences, outcome: Outcome, out: Path) -> None:

@@ -9,7 +9,6 @@ so that any number of processes can resume from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,55 +20,38 @@ from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.training.process_group import ProcessGroup
 from bert4rec.training.replica import share_of
 
-
-@dataclass(frozen=True)
-class RowRequest:
-    """Rows that this process needs of the others, and they of it; in the order of the messages."""
-
-    order: Tensor  # (U,) which of our rows come first: those of process 0, then 1, …
-    n_ours: list[int]  # rows that we need of each process
-    n_theirs: list[int]  # rows that each process needs of us
-    theirs: Tensor  # which of our own rows those are
-
-
-class ShardedRows:
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
-
-    def n_own(self, n_rows: int) -> int:
-        """How many of `n_rows` live here."""
-        return len(range(self.group.rank, n_rows, self.group.n))
-
-    def request(self, rows: Tensor) -> RowRequest:
-        """(U,) rows of the whole embedding that this process needs → the request, sent to all."""
-        n = self.group.n
-        owners = rows % n
-        order = owners.argsort(stable=True)
-        n_ours = owners.bincount(minlength=n)
-        n_theirs = torch.empty_like(n_ours)
-        dist.all_to_all_single(n_theirs, n_ours)
-        from_each, to_each = n_ours.tolist(), n_theirs.tolist()
-        theirs = rows.new_empty(sum(to_each))
-        dist.all_to_all_single(theirs, rows[order] // n, to_each, from_each)
-        return RowRequest(order, from_each, to_each, theirs)
-
-    def fetch(self, own: Tensor, request: RowRequest) -> Tensor:
-        """The requested rows, in the order of the request, of an embedding of own rows."""
-        received = own.new_empty(len(request.order), *own.shape[1:])
-        sent = own.detach()[request.theirs]
-        dist.all_to_all_single(received, sent, request.n_ours, request.n_theirs)
-        return torch.empty_like(received).index_copy_(0, request.order, received)
-
-    def send_back(self, values: Tensor, request: RowRequest) -> Tensor:
-        """Values for the requested rows → for `request.theirs`, some of them twice."""
-        received = values.new_empty(len(request.theirs), *values.shape[1:])
-        sent = values[request.order]
-        dist.all_to_all_single(received, sent, request.n_theirs, request.n_ours)
-        return received
-
-
 SHARDED = ("items.weight", "output_bias")  # all models have the first
 BLOCK = 1 << 16  # rows that travel at a time
+
+
+class RowRequest:
+    """Rows of a sharded embedding that this process needs of the others, and they of it.
+
+    Made and used by all processes at the same moment.
+    """
+
+    def __init__(self, rows: Tensor, group: ProcessGroup) -> None:
+        """(U,) rows of the whole embedding."""
+        owners = rows % group.n
+        self.order = owners.argsort(stable=True)  # the rows of process 0 travel first, then those of 1, …
+        n_ours = owners.bincount(minlength=group.n)
+        n_theirs = torch.empty_like(n_ours)
+        dist.all_to_all_single(n_theirs, n_ours)
+        self.n_ours, self.n_theirs = n_ours.tolist(), n_theirs.tolist()  # of each process, of us by each
+        self.theirs = rows.new_empty(sum(self.n_theirs))  # which of our own rows the others need
+        dist.all_to_all_single(self.theirs, rows[self.order] // group.n, self.n_theirs, self.n_ours)
+
+    def fetch(self, own: Tensor) -> Tensor:
+        """The requested rows, in the order of the request, of an embedding of own rows."""
+        received = own.new_empty(len(self.order), *own.shape[1:])
+        dist.all_to_all_single(received, own.detach()[self.theirs], self.n_ours, self.n_theirs)
+        return torch.empty_like(received).index_copy_(0, self.order, received)
+
+    def send_back(self, values: Tensor) -> Tensor:
+        """Values for the requested rows → for `theirs`, some of them twice."""
+        received = values.new_empty(len(self.theirs), *values.shape[1:])
+        dist.all_to_all_single(received, values[self.order], self.n_theirs, self.n_ours)
+        return received
 
 
 class ShardParameters(nn.Module):
@@ -77,23 +59,21 @@ class ShardParameters(nn.Module):
 
     output_bias: nn.Parameter | None
 
-    def __init__(self, small: SequenceModel, shards: ShardedRows, bias: Tensor, seed: int) -> None:
+    @torch.no_grad()
+    def __init__(self, small: SequenceModel, group: ProcessGroup, bias: Tensor, seed: int) -> None:
         super().__init__()
-        self.group = group = shards.group
+        self.group = group
         special = small.get_parameter("items.weight")[small.n_items :]  # PAD and, of some, MASK
         self.n_all = {"items.weight": len(bias) + len(special), "output_bias": len(bias)}
-        n_rows = self.n_all["items.weight"]
-        self.items = RowEmbedding(shards.n_own(n_rows), small.settings.dim, sparse=True)
+        rows = torch.arange(group.rank, self.n_all["items.weight"], group.n)
+        self.items = RowEmbedding(len(rows), small.settings.dim, sparse=True)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + group.rank)
         nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
         if getattr(small.settings, "initialization", None) == "local":
-            with torch.no_grad():
-                clear_reserved(self.items.weight, small.settings.heads)
-        rows = torch.arange(group.rank, n_rows, group.n)
+            clear_reserved(self.items.weight, small.settings.heads)
         is_special = rows >= len(bias)
-        with torch.no_grad():
-            self.items.weight[is_special] = special[rows[is_special] - len(bias)]
-        self.n_items = shards.n_own(len(bias))
+        self.items.weight[is_special] = special[rows[is_special] - len(bias)]
+        self.n_items = int((~is_special).sum())
         has_bias = hasattr(small, "output_bias")
         self.output_bias = nn.Parameter(bias[group.rank :: group.n].clone()) if has_bias else None
         for name, child in small.named_children():
@@ -128,23 +108,19 @@ class ShardParameters(nn.Module):
     def from_checkpoint(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What this process needs of a checkpoint, however many processes wrote it."""
         n, rank = self.group.n, self.group.rank
-        part = {name: tensors[name] for name in tensors if "@" not in name}
-        for name, tensor in part.items():
-            if _is_sharded(name, tensor):  # of a training that was not sharded
-                part[name] = tensor[rank::n].clone()
-        owners: dict[str, dict[tuple[int, ...], str]] = {}  # parameter → (rank, n) → name
+        part: dict[str, Tensor] = {}
         for key in tensors:
             name, _, owner = key.partition("@")
-            if owner:
-                owners.setdefault(name, {})[tuple(map(int, owner.split("/")))] = key
-        for name, keys in sorted(owners.items()):
-            if (rank, n) in keys:
-                part[name] = tensors[keys[rank, n]]
+            if not owner and not _is_sharded(name, tensors[key]):
+                part[name] = tensors[key]
                 continue
-            (n_all,) = (size for end, size in self.n_all.items() if name.endswith(end))
-            rows = torch.arange(rank, n_all, n)
-            for (other, n_others), key in keys.items():
-                theirs = tensors[key]
+            # A training that was not sharded is one whose first process owns all.
+            other, n_others = map(int, (owner or "0/1").split("/"))
+            if (other, n_others) == (rank, n):
+                part[name] = tensors[key]
+            elif f"{name}@{rank}/{n}" not in tensors:
+                (n_all,) = (size for end, size in self.n_all.items() if name.endswith(end))
+                rows, theirs = torch.arange(rank, n_all, n), tensors[key]
                 if name not in part:
                     part[name] = theirs.new_empty(len(rows), *theirs.shape[1:])
                 is_theirs = rows % n_others == other
@@ -164,23 +140,12 @@ class ShardParameters(nn.Module):
             model.load_state_dict(rest, strict=False)
         for name in SHARDED:
             if name in own:
-                target = model.get_parameter(name).detach() if is_first else None
-                _collect(own[name], target, self.group)
+                for block in torch.split(torch.arange(self.n_all[name]), BLOCK):
+                    rows = block if is_first else block[:0]
+                    received = RowRequest(rows, self.group).fetch(own[name])
+                    if is_first:
+                        model.get_parameter(name).detach()[rows] = received
 
 
 def _is_sharded(name: str, tensor: Tensor) -> bool:
     return name.endswith(SHARDED) and tensor.ndim > 0  # the optimizer's step count has no rows
-
-
-def _collect(own: Tensor, target: Tensor | None, group: ProcessGroup) -> None:
-    """Everybody's rows into the target, which the first process has."""
-    n_rows = int(group.sum(len(own))[0])
-    for first in range(0, -(-n_rows // group.n), BLOCK):
-        block = own.new_zeros(BLOCK, *own.shape[1:])
-        some = own[first : first + BLOCK]
-        block[: len(some)] = some
-        received = group.all_gather_tensor(block)
-        if target is not None:
-            for rank, theirs in enumerate(received):
-                rows = torch.arange(rank, n_rows, group.n)[first : first + BLOCK]
-                target[rows] = theirs[: len(rows)]

@@ -11,7 +11,7 @@ a process share one draw of negatives per step.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Spans
-from bert4rec.distributed.shard_parameters import ShardedRows, ShardParameters
+from bert4rec.distributed.shard_parameters import RowRequest, ShardParameters
 from bert4rec.item_mask import ItemMask
 from bert4rec.losses import Loss
 from bert4rec.losses.negatives import Negatives
@@ -30,16 +30,15 @@ from bert4rec.scoring import UNREACHABLE
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch
 from bert4rec.training.checkpoint import TrainingTensors
-from bert4rec.training.gradients import Gradients
+from bert4rec.training.gradients import average_gradients
 from bert4rec.training.hardware import Hardware
-from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.process_group import ProcessGroup, StepSignals
-from bert4rec.training.replica import StepResult, check_is_number, copy_of, every_nth
+from bert4rec.training.process_group import ProcessGroup
+from bert4rec.training.replica import Replica
+from bert4rec.training.setup import build_model
 
 USERS_AT_ONCE = 256  # held-out users that a process encodes at a time
 SCORES_AT_ONCE = 1 << 24  # that are held, of all processes' users
 SHARDABLE = ("bert4rec", "sasrec")  # one item embedding, which is also the output
-KEEPS_NO_STAGES = "--keep-stages does not go with training.shard_items: no process has the whole model"
 
 
 class _StepNegatives(Negatives):
@@ -60,11 +59,13 @@ class _StepNegatives(Negatives):
         return self.all_items.log_expected(self.items[items], n)
 
 
-class ShardedItems:
-    """A `Trainee` for as many items as `bias`, the initial output bias, has entries.
+class ShardedItems(Replica):
+    """A replica of a model of as many items as `bias`, the initial output bias, has entries.
 
-    `small` holds as many of them at a time as its capacity allows.
+    The small model holds as many of them at a time as its capacity allows.
     """
+
+    own: ShardParameters
 
     def __init__(
         self,
@@ -76,26 +77,19 @@ class ShardedItems:
         hardware: Hardware,
         group: ProcessGroup,
     ) -> None:
-        self.small, self.n_items, self.group = small, len(bias), group
-        self.weight_decay, self.capacity = config.training.weight_decay, small.n_items
+        own = ShardParameters(small, group, bias, config.training.seed)
+        self.config = config
+        self.n_items, self.capacity, self.rest = len(bias), small.n_items, own.rest
         self.n_negatives = loss.n_negatives if isinstance(loss, Sampled) else 0
         self.negatives = _take_negatives(loss)
-        self.gradients = Gradients(small, loss, workers, hardware, rank=group.rank)
+        super().__init__(small, loss, config.training.weight_decay, workers, hardware, group, own=own)
         table = small.get_submodule("items")
         assert isinstance(table, RowEmbedding)
-        self.table, self.shards = table, ShardedRows(group)
-        self.n_special = len(table.weight) - self.capacity  # PAD and, of some, MASK
-        self.own = ShardParameters(small, self.shards, bias, config.training.seed)
-        self.rest = self.own.rest
-        self.reducer = group.gradient_reducer(self.rest)
-        self.best = copy_of(self.own)
-        self.reset_optimizer()
+        self.table = table
+        self.special = torch.arange(self.n_items, self.n_items + len(table.weight) - self.capacity)  # PAD, MASK
 
-    def reset_optimizer(self) -> None:
-        self.optimizer = Optimizer(self.own, self.weight_decay, is_sparse=True)
-
-    def step(self, batch: Batch, seed: int, rate: float, signals: StepSignals) -> StepResult:
-        self.small.train()
+    def step(self, batch: Batch, seed: int, rate: float, signals: Sequence[float]) -> tuple[float, list[float]]:
+        self.model.train()
         (n_queries,) = self.group.sum(batch.n_queries)
         random = np.random.SeedSequence([seed, self.group.rank, 1]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(random >> 1))
@@ -103,35 +97,31 @@ class ShardedItems:
         tokens = [x for each in batch.microbatches for x in (each.tokens.flatten(), each.targets)]
         items = self._fill(torch.cat([*tokens, drawn]))
         self.negatives.set(items, torch.searchsorted(items, drawn))
-        microbatches = [
+        local = [
             each._replace(tokens=self._local(items, each.tokens), targets=self._local(items, each.targets))
             for each in batch.microbatches
         ]
-        local = Batch(microbatches, batch.n_sequences, batch.n_queries)
-        loss = self.gradients.add(local, seed, scale=1 / n_queries)
+        loss = self.gradients.add(Batch(local), seed, scale=1 / n_queries)
         self._send_gradients(len(items))
         # The loss and its gradients are parts of the mean already: all count as one query.
-        loss, signals = self.reducer.reduce(1 / self.group.n, loss, signals)
-        check_is_number(loss)
+        loss, totals = average_gradients(self.rest, self.group, 1 / self.group.n, loss, signals)
         self.optimizer.step(rate, self._gradient_norm())
-        return StepResult(loss, signals)
+        return loss, totals
 
     def _fill(self, tokens: Tensor) -> Tensor:
         """Fetch the embeddings of these tokens into the small model; returns its items, sorted."""
         unique: Tensor = torch.unique(tokens)
         items = unique[unique < self.n_items]
         assert len(items) <= self.capacity
-        special = torch.arange(self.n_items, self.n_items + self.n_special)
-        self.request = self.shards.request(torch.cat([items, special]))
-        vectors = self.shards.fetch(self.own.items.weight, self.request)
+        self.request = RowRequest(torch.cat([items, self.special]), self.group)
+        vectors = self.request.fetch(self.own.items.weight)
         with torch.no_grad():
             self.table.weight[: len(items)] = vectors[: len(items)]
             self.table.weight[self.capacity :] = vectors[len(items) :]
-        bias, own = getattr(self.small, "output_bias", None), self.own.output_bias
-        if bias is not None and own is not None:
-            self.bias_request = self.shards.request(items)
+        if self.own.output_bias is not None:
+            self.bias_request = RowRequest(items, self.group)
             with torch.no_grad():
-                bias[: len(items)] = self.shards.fetch(own, self.bias_request)
+                self.model.get_parameter("output_bias")[: len(items)] = self.bias_request.fetch(self.own.output_bias)
         return items
 
     def _local(self, items: Tensor, tokens: Tensor) -> Tensor:
@@ -141,24 +131,21 @@ class ShardedItems:
         return result
 
     def _send_gradients(self, n: int) -> None:
-        grad = self.table.weight.grad
-        if grad is None:
-            grad = torch.zeros_like(self.table.weight)
-        elif grad.is_sparse:
-            grad = grad.to_dense()
-        values = torch.cat([grad[:n], grad[self.capacity :]])
-        received = self.shards.send_back(values, self.request)
-        place, shape = self.request.theirs[None], tuple(self.own.items.weight.shape)
-        self.own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
-        if self.table.weight.grad is not None and not self.table.weight.grad.is_sparse:
-            self.table.weight.grad.zero_()
+        """Those of the small model's `n` items to their owners; its own are cleared."""
+        table, own = self.table.weight, self.own
+        grad = torch.zeros_like(table) if table.grad is None else table.grad.to_dense()
+        received = self.request.send_back(torch.cat([grad[:n], grad[self.capacity :]]))
+        place, shape = self.request.theirs[None], tuple(own.items.weight.shape)
+        own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
+        if table.grad is not None and not table.grad.is_sparse:
+            table.grad.zero_()
         else:
-            self.table.weight.grad = None
-        bias, own = getattr(self.small, "output_bias", None), self.own.output_bias
-        if bias is not None and own is not None:
+            table.grad = None
+        if own.output_bias is not None:
+            bias = self.model.get_parameter("output_bias")
             grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
-            received = self.shards.send_back(grad[:n], self.bias_request)
-            own.grad = torch.zeros_like(own).index_add_(0, self.bias_request.theirs, received)
+            received = self.bias_request.send_back(grad[:n])
+            own.output_bias.grad = torch.zeros_like(own.output_bias).index_add_(0, self.bias_request.theirs, received)
             bias.grad = None
 
     def _gradient_norm(self) -> float:
@@ -175,72 +162,58 @@ class ShardedItems:
 
     @torch.inference_mode()
     def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
-        """The vectors of all histories go to all processes, and each scores its own items."""
-        self.small.eval()
-        n, rank = self.group.n, self.group.rank
-        mine = every_nth(held_out, rank, n)
-        found = torch.zeros(len(held_out), dtype=torch.int64)
-        n_rounds = -(-len(every_nth(held_out, 0, n)) // USERS_AT_ONCE)
-        for number in range(n_rounds):
-            rows = np.arange(number * USERS_AT_ONCE, min((number + 1) * USERS_AT_ONCE, len(mine)))
-            histories, targets = mine.histories.take(rows), torch.from_numpy(mine.targets[rows])
-            h, wanted = self._encode(histories, targets)
+        """Each process encodes its share of the histories, and scores its own items for those of all."""
+        self.model.eval()
+        n, ranks = self.group.n, torch.zeros(len(held_out), dtype=torch.int64)
+        for first in range(0, len(held_out), n * USERS_AT_ONCE):
+            rows = np.arange(first, min(first + n * USERS_AT_ONCE, len(held_out)))
+            histories, targets = held_out.histories.take(rows), torch.from_numpy(held_out.targets[rows])
+            mine = np.arange(self.group.rank, len(rows), n)
+            encoded = self._encode(histories.take(mine), targets[mine])
+            h, wanted = (self._of_all(each, len(rows)) for each in encoded)
             seen = torch.from_numpy(histories.padded(np.arange(len(rows)), self.n_items))
             hidden = seen if exclude_seen else seen[:, :0]
-            ranks = 1 + self._count_before(h, wanted, targets, hidden)
-            is_hidden = (hidden == targets[:, None]).any(1)
-            found[rank::n][rows] = ranks.masked_fill(is_hidden, UNREACHABLE)
-        return self.group.all_reduce(found)
+            n_before = self._count_before(h, wanted, targets, hidden)
+            ranks[rows] = (1 + n_before).masked_fill((hidden == targets[:, None]).any(1), UNREACHABLE)
+        return ranks
+
+    def _of_all(self, mine: Tensor, n_rows: int) -> Tensor:
+        """Every n-th row of all processes → all `n_rows` of them."""
+        padded = mine.new_zeros(-(-n_rows // self.group.n), *mine.shape[1:])
+        padded[: len(mine)] = mine
+        return torch.stack(self.group.all_gather_tensor(padded), 1).flatten(0, 1)[:n_rows]
 
     def _encode(self, histories: Spans, targets: Tensor) -> tuple[Tensor, Tensor]:
         """(B, D) the vectors of the histories, and (B,) the scores of the targets."""
-        assert self.small.max_history is not None
-        read = histories.last(self.small.max_history)
+        assert self.model.max_history is not None
+        read = histories.last(self.model.max_history)
         padded = torch.from_numpy(read.padded(np.arange(len(read)), self.n_items))
         items = self._fill(torch.cat([padded.flatten(), targets]))
         if not len(read):
             return self.table.weight.new_zeros(0, self.table.embedding_dim), targets.float()
-        h = self.small.encode(torch.from_numpy(read.users), self._local(items, padded))
+        h = self.model.encode(torch.from_numpy(read.users), self._local(items, padded))
         local = self._local(items, targets)[:, None]
-        return h, self.small.output().scores(h, local)[:, 0]
+        return h, self.model.output().scores(h, local)[:, 0]
 
     def _count_before(self, h: Tensor, wanted: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
         """How many items rank before each target: (B, D), (B,) scores, (B,), (B, L) hidden → (B,).
 
-        Every process has users of its own, and counts its own items for the users of all. Ties come
-        before the target, as everywhere; the target itself and hidden items do not count.
+        Every process counts its own items. Ties come before the target, as everywhere; the target
+        itself and hidden items do not count.
         """
-        group = self.group
-        n_rows, length = (int(max(sizes)) for sizes in zip(*group.all_gather(hidden.shape), strict=True))
-        widened = torch.nn.functional.pad(hidden, (0, length - hidden.shape[1]), value=-1)
-        given = ((h, 0.0), (wanted, torch.inf), (targets, -1), (widened, -1))
-        all_h, all_wanted, all_targets, all_hidden = (
-            torch.cat(group.all_gather_tensor(_padded_rows(tensor, n_rows, filler))) for tensor, filler in given
-        )
+        n, rank = self.group.n, self.group.rank
         weight, bias = self.own.output()
-        left_out = torch.cat([all_hidden, all_targets[:, None]], 1)
-        is_here = (left_out >= 0) & (left_out < self.n_items)
-        is_here &= left_out % group.n == group.rank
-        users, places = is_here.nonzero(as_tuple=True)
-        mask = ItemMask(len(weight), users * len(weight) + left_out[users, places] // group.n)
-        n_before = torch.zeros(len(all_h), dtype=torch.int64)
-        step = max(1, SCORES_AT_ONCE // max(1, len(all_h)))
+        left_out = torch.cat([hidden, targets[:, None]], 1)
+        users, places = ((left_out < self.n_items) & (left_out % n == rank)).nonzero(as_tuple=True)
+        mask = ItemMask(len(weight), users * len(weight) + left_out[users, places] // n)
+        n_before = torch.zeros(len(h), dtype=torch.int64)
+        step = max(1, SCORES_AT_ONCE // len(h))
         for first in range(0, len(weight), step):
             some = slice(first, first + step)
-            scores = torch.addmm(bias[some], all_h, weight[some].T)
+            scores = torch.addmm(bias[some], h, weight[some].T)
             mask.hide(scores, first)
-            n_before += (scores >= all_wanted[:, None]).sum(1)
-        group.all_reduce(n_before)
-        return n_before[group.rank * n_rows :][: len(h)]
-
-    def keep_best(self) -> None:
-        self.best = copy_of(self.own)
-
-    def load_best(self) -> None:
-        self.own.load_state_dict(self.best)
-
-    def save_best(self, path: Path) -> None:
-        raise ValueError(KEEPS_NO_STAGES)
+            n_before += (scores >= wanted[:, None]).sum(1)
+        return self.group.all_reduce(n_before)
 
     def tensors(self) -> TrainingTensors:
         self.group.synchronize(self.rest.parameters())
@@ -252,12 +225,14 @@ class ShardedItems:
         self.optimizer.restore(self.own.from_checkpoint(tensors.optimizer))
         self.best = self.own.from_checkpoint(tensors.best)
 
-    def finish(self, model: SequenceModel) -> None:
+    def finish(self) -> SequenceModel:
         """The first process gets the whole model; that of the others has no weights."""
         self.load_best()
         del self.optimizer, self.best, self.gradients  # their memory is needed for it
+        with torch.device("meta"):
+            model = build_model(self.config, self.n_items, n_users=0)
         self.own.assemble(model)
-        model.eval()
+        return model.eval()
 
 
 def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = False) -> None:
@@ -276,7 +251,7 @@ def check_can_shard(config: RunConfig, n_processes: int, keep_stages: bool = Fal
             "touches all: add --set loss.name=sampled-softmax"
         )
     if keep_stages:
-        raise ValueError(KEEPS_NO_STAGES)
+        raise ValueError("--keep-stages does not go with training.shard_items: no process has the whole model")
     is_drawn = isinstance(loss, SampledSettings) and loss.negatives != "in-batch"
     if isinstance(loss, SampledSettings) and is_drawn and loss.n_negatives < SHARED_FROM:
         raise ValueError(
@@ -301,9 +276,3 @@ def _take_negatives(loss: Loss) -> _StepNegatives:
     assert isinstance(loss, Sampled | AmongTargets)
     loss.negatives = negatives = _StepNegatives(loss.negatives)
     return negatives
-
-
-def _padded_rows(tensor: Tensor, n_rows: int, value: float) -> Tensor:
-    padded = tensor.new_full((n_rows, *tensor.shape[1:]), value)
-    padded[: len(tensor)] = tensor
-    return padded

@@ -6,20 +6,22 @@ so the launch that met it writes it down, and does not try it again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+import torch
+
+from bert4rec.data.sequences import Sequences
+from bert4rec.distributed.launch import is_restart, joined, launch_id
 from bert4rec.durable import write_file
 from bert4rec.interrupts import Interrupted
-
-if TYPE_CHECKING:
-    from bert4rec.data.sequences import Sequences
-    from bert4rec.training.process_group import ProcessGroup
+from bert4rec.training.process_group import ProcessGroup
 
 STARTED_BY_US = "BERT4REC_STARTED_PROCESSES"  # in the environment: the coordinator speaks for them
 FAILED = ".failed.json"
@@ -36,7 +38,6 @@ def start_processes(words: list[str], n: int) -> None:
     The same as `torchrun --standalone --nproc-per-node N -m bert4rec …`, without torchrun's reports
     of errors that the processes have already printed.
     """
-    import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, run
@@ -57,27 +58,18 @@ def start_processes(words: list[str], n: int) -> None:
         del os.environ[STARTED_BY_US]
 
 
-def run_as_rank(out: Path, work: Callable[[ProcessGroup], None]) -> NoReturn:
+def run_as_rank(out: Path, work: Callable[[ProcessGroup], object]) -> NoReturn:
     """Join the processes that torchrun started, do `work` with them, and end this process.
 
-    `out` is the directory of the model, where a failure is remembered. `ProcessFailed` is raised
-    where another process, or this launch before, has already said what is wrong.
+    `out` is the directory of the model. `ProcessFailed` is raised where another process, or this
+    launch before, has already said what is wrong.
     """
-    from bert4rec.distributed.torch_process_group import is_restart, joined, launch_id
-
     if is_restart() and failure_of(out, launch_id()) is not None:
         raise ProcessFailed
     if os.environ.get("RANK") == "0":
         forget_failure(out)
-    try:
-        with joined() as group:
-            work(group)
-            group.barrier()  # torchrun ends in minutes if all but the first are gone
-    except ValueError as error:
-        if failure_of(out, launch_id()) == str(error):
-            raise ProcessFailed from None
-        remember_failure(out, error)
-        raise
+    with joined_for(out) as group:
+        work(group)
     # All is saved. Threads of torch's connections that still run while Python ends can abort the
     # process, and torchrun would start a finished training again.
     sys.stdout.flush()
@@ -85,10 +77,23 @@ def run_as_rank(out: Path, work: Callable[[ProcessGroup], None]) -> NoReturn:
     os._exit(0)
 
 
+@contextlib.contextmanager
+def joined_for(out: Path) -> Iterator[ProcessGroup]:
+    """The processes of this launch, joined; a ValueError is remembered in the model's directory."""
+    try:
+        with joined() as group:
+            yield group
+            group.barrier()  # torchrun ends in minutes if all but the first are gone
+    except ValueError as error:
+        if failure_of(out, launch_id()) == str(error):
+            raise ProcessFailed from None
+        if out.is_dir():
+            write_file(out / FAILED, json.dumps({"launch": launch_id(), "error": str(error)}))
+        raise
+
+
 def open_on_first(data: str, open_data: Callable[[], Sequences], group: ProcessGroup) -> Sequences:
     """The data, prepared by the first process; the others open it at the same place."""
-    from bert4rec.data.sequences import Sequences
-
     if group.is_first:
         sequences = open_data()
         group.from_first(str(sequences.directory))
@@ -96,19 +101,17 @@ def open_on_first(data: str, open_data: Callable[[], Sequences], group: ProcessG
     place = Path(group.from_first(None))
     if (Path(data) / "meta.json").is_file():  # perhaps a copy of its own: they are compared later
         return open_data()
+    return load_shared(place)
+
+
+def load_shared(place: Path) -> Sequences:
+    """Data that another process prepared, perhaps on another machine."""
     if not (place / "meta.json").is_file():
         raise ValueError(
-            f"the data that the first process prepared is not at {place} here: prepare it with "
-            "`bert4rec data prepare --out` into a folder that all machines share"
+            f"the prepared data is not at {place} here: prepare it with `bert4rec data prepare --out` "
+            "into a folder that all machines share"
         )
     return Sequences.load(place)
-
-
-def remember_failure(out: Path, error: Exception) -> None:
-    from bert4rec.distributed.torch_process_group import launch_id
-
-    if out.is_dir():
-        write_file(out / FAILED, json.dumps({"launch": launch_id(), "error": str(error)}))
 
 
 def failure_of(out: Path, launch: str | None) -> str | None:

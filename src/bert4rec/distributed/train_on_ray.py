@@ -20,12 +20,11 @@ from rich.console import Console
 
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.torch_process_group import LONGEST_WAIT, joined
-from bert4rec.distributed.torchrun import failure_of, forget_failure, remember_failure
+from bert4rec.distributed.launch import LONGEST_WAIT
+from bert4rec.distributed.torchrun import MOST_RESTARTS, failure_of, forget_failure, joined_for, load_shared
 from bert4rec.interrupts import Interrupted
 from bert4rec.training.process_group import ProcessGroup
 
-MOST_RESTARTS = 3
 OUTPUT = "said.txt"  # what the first worker prints, for the command that waits
 RankWork = Callable[[Sequences, ProcessGroup, Console], object]  # what each process does
 
@@ -93,19 +92,8 @@ def _run_worker(data: Path, out: Path, work: RankWork, launch: str, n_threads: i
     torch.set_num_threads(n_threads)
     if (reason := failure_of(out, launch)) is not None:
         raise ValueError(reason)  # Ray starts us again, whatever the reason was
-    if not (data / "meta.json").is_file():
-        raise ValueError(
-            f"{data} cannot be seen from a worker: prepare the data with `bert4rec data "
-            "prepare --out` into a folder that all machines share"
-        )
-    try:
-        with joined() as group, (out / OUTPUT).open("a", encoding="utf-8", buffering=1) as file:
-            console = Console(file=file, force_terminal=False, width=200)
-            work(Sequences.load(data), group, console)
-            group.barrier()
-    except ValueError as error:
-        remember_failure(out, error)
-        raise
+    with joined_for(out) as group, (out / OUTPUT).open("a", encoding="utf-8", buffering=1) as file:
+        work(load_shared(data), group, Console(file=file, force_terminal=False, width=200))
 
 
 @contextlib.contextmanager

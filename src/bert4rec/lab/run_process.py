@@ -35,8 +35,7 @@ from bert4rec.models import MODELS, is_fitted
 from bert4rec.pipeline import RunOptions, split_of, train, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.scoring import rank_held_out
-from bert4rec.training.checkpoint import has_checkpoint
-from bert4rec.training.loop import RunDirectory
+from bert4rec.training.checkpoint import RunDirectory, has_checkpoint
 from bert4rec.training.run_log import RunLog
 from bert4rec.training.setup import stage_names, validation_users, without_test
 

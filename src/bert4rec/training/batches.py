@@ -28,28 +28,11 @@ from bert4rec.threads import WorkerThreads
 from bert4rec.training.process_group import ProcessGroup
 
 
-@dataclass(frozen=True)
-class UserShards:
-    """The shards of a run, and which of them this process trains on."""
-
-    n: int = 1
-    mine: tuple[int, ...] = (0,)
-
-    def part(self, spans: Spans, shard: int) -> Spans:
-        """The users of one shard; all of them where there is only one."""
-        if self.n == 1:
-            return spans
-        first, last = (len(spans) * number // self.n for number in (shard, shard + 1))
-        return spans.take(np.arange(first, last))
-
-
-ALL_USERS = UserShards()
-
-
-def shards_of(n_shards: int | None, n_processes: int, rank: int) -> UserShards:
-    """The shards of one process; by default there is one per process."""
-    n = n_processes if n_shards is None else n_shards
-    return UserShards(n, tuple(range(rank, n, n_processes)))
+def users_of_shard(spans: Spans, shard: int, n_shards: int) -> Spans:
+    if n_shards == 1:
+        return spans
+    first, last = (len(spans) * number // n_shards for number in (shard, shard + 1))
+    return spans.take(np.arange(first, last))
 
 
 def check_shards(n_shards: int | None, n_processes: int, n_users: int, batch_size: int) -> None:
@@ -77,7 +60,7 @@ def share_of_batch(n_windows: int, n_all: int, batch_size: int) -> int:
 
     Rounded up: a step of n shards may have up to n - 1 sequences more than `batch_size`.
     """
-    return -(-n_windows * batch_size // n_all)
+    return max(1, -(-n_windows * batch_size // max(1, n_all)))
 
 
 class Microbatch(NamedTuple):
@@ -91,8 +74,14 @@ class Microbatch(NamedTuple):
 @dataclass(frozen=True)
 class Batch:
     microbatches: list[Microbatch]
-    n_sequences: int
-    n_queries: int
+
+    @property
+    def n_sequences(self) -> int:
+        return sum(len(each.users) for each in self.microbatches)
+
+    @property
+    def n_queries(self) -> int:
+        return sum(len(each.targets) for each in self.microbatches)
 
 
 class Sizes(NamedTuple):
@@ -119,9 +108,7 @@ class StageBatches:
             shard: len(objective.draw_sequences(np.random.default_rng(0))) for shard, objective in objectives.items()
         }
         n_all = int(group.sum(sum(counts.values()))[0])
-        self.n_per_step = {
-            shard: max(1, share_of_batch(n, n_all, batch_size)) if n else 1 for shard, n in counts.items()
-        }
+        self.n_per_step = {shard: share_of_batch(n, n_all, batch_size) for shard, n in counts.items()}
         longest = max(-(-n // self.n_per_step[shard]) for shard, n in counts.items())
         self.steps_per_epoch: int = max(group.all_gather(longest))
 
@@ -135,13 +122,13 @@ class StageBatches:
             shards.append((shard, objective, sequences, order))
 
         def make(number: int) -> Batch:
-            step, parts = epoch * self.steps_per_epoch + number, []
+            step, microbatches = epoch * self.steps_per_epoch + number, []
             for shard, objective, sequences, order in shards:
                 if number < len(order):
                     masks = torch.Generator().manual_seed(self.seed_of(step, shard))
                     rows = sequences.take(order[number])
-                    parts.append(make_batch(objective, rows, self.pad, masks, self.sizes))
-            return _join(parts)
+                    microbatches += make_batch(objective, rows, self.pad, masks, self.sizes).microbatches
+            return Batch(microbatches)
 
         return preparer.stream(make, range(first, self.steps_per_epoch), ahead=2)
 
@@ -190,12 +177,4 @@ def make_batch(
                 objective.appends_mask,
             )
         )
-    return Batch(microbatches, len(sequences), sum(len(each.targets) for each in microbatches))
-
-
-def _join(batches: list[Batch]) -> Batch:
-    return Batch(
-        [each for batch in batches for each in batch.microbatches],
-        sum(batch.n_sequences for batch in batches),
-        sum(batch.n_queries for batch in batches),
-    )
+    return Batch(microbatches)

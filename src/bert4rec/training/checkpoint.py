@@ -10,10 +10,11 @@ directory, which must lie on storage that all of them see; any number of process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bert4rec.durable import new_directory, verify_manifest
-from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
+from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup, differences
 
-KINDS = ("weights", "optimizer", "best")
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where checkpoints go, and what they belong to."""
+
+    path: Path
+    identity: dict[str, Any]  # the configuration and data of the run
+    launch: str | None = None  # id of this multi-process launch, if it has one
 
 
 @dataclass
@@ -79,91 +87,67 @@ class TrainingTensors:
     best: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """One moment of a run, and which run it belongs to."""
-
-    progress: Progress
-    tensors: TrainingTensors
-    identity: dict[str, Any]  # the configuration and data of the run
-    launch: str | None = None  # the name of the launch that wrote it, if it has one
+KINDS = tuple(each.name for each in fields(TrainingTensors))
 
 
-def save_checkpoint(run: Path, checkpoint: Checkpoint, group: ProcessGroup = SINGLE_PROCESS) -> None:
+def save_checkpoint(
+    run: RunDirectory, progress: Progress, tensors: TrainingTensors, group: ProcessGroup = SINGLE_PROCESS
+) -> None:
     """Called by all processes: each writes its tensors, and the first one everything else."""
-    if not group.is_first:
-        _write(checkpoint.tensors, run / "checkpoints" / group.from_first(None), group)
+    folder, before = run.path / "checkpoints", _complete(run.path)
+    number = int(before[-1].name) + 1 if before else 1
+    with new_directory(folder / f"{number:06d}") if group.is_first else contextlib.nullcontext() as created:
+        directory = folder / group.from_first(created and created.name)
+        _write(tensors, directory, group)
+        if group.is_first:
+            state = {"progress": asdict(progress), "identity": run.identity, "launch": run.launch}
+            (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
         group.barrier()  # all tensors are written
-        group.barrier()  # the checkpoint is complete
-        return
-    folder = run / "checkpoints"
-    number = max((int(path.name) for path in _checkpoints(folder)), default=0) + 1
-    with new_directory(folder / f"{number:06d}") as directory:
-        group.from_first(directory.name)
-        _write(checkpoint.tensors, directory, group)
-        state = {"progress": asdict(checkpoint.progress), "identity": checkpoint.identity, "launch": checkpoint.launch}
-        (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        group.barrier()
-        for rank in range(group.n):
-            if not (directory / _file_name("best", rank, group.n)).is_file():
-                raise ValueError(f"{directory} has no part of process {rank}: is --out shared?")
-    for path in folder.iterdir():  # older ones, and what a killed process left
-        if path.name != f"{number:06d}":
-            shutil.rmtree(path, ignore_errors=True)
-    group.barrier()
+    if group.is_first:
+        for path in folder.iterdir():  # older ones, and what a killed process left
+            if path.name != f"{number:06d}":
+                shutil.rmtree(path, ignore_errors=True)
+    group.barrier()  # the checkpoint is complete
 
 
-def load_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a run, or None when it has none."""
-    directory = _newest(run)
-    if directory is None:
-        return None
-    verify_manifest(directory)
-    state = _state(directory)
-    tensors = (StoredTensors(sorted(directory.glob(f"{kind}*.safetensors"))) for kind in KINDS)
-    return Checkpoint(Progress(**state["progress"]), TrainingTensors(*tensors), state["identity"], state["launch"])
+def load_checkpoint(run: RunDirectory) -> tuple[Progress, TrainingTensors]:
+    """The newest complete checkpoint of this very run."""
+    if not (complete := _complete(run.path)):
+        raise ValueError(f"{run.path} has no checkpoint to resume from: train without --resume")
+    verify_manifest(complete[-1])
+    state = newest_state(run.path)
+    if names := differences(state["identity"], run.identity):
+        raise ValueError(
+            f"the checkpoint in {run.path} belongs to another run (different: {names}): "
+            "resume with the same data and settings, or train into another directory"
+        )
+    tensors = (StoredTensors(sorted(complete[-1].glob(f"{kind}*.safetensors"))) for kind in KINDS)
+    return Progress(**state["progress"]), TrainingTensors(*tensors)
 
 
-def begun_by(run: Path) -> str | None:
-    """The name of the launch that wrote the newest checkpoint; None if there is none."""
-    directory = _newest(run)
-    return None if directory is None else _state(directory)["launch"]
-
-
-def identity_of(run: Path) -> dict[str, Any]:
-    """The identity of the newest checkpoint; empty if there is none."""
-    directory = _newest(run)
-    identity: dict[str, Any] = {} if directory is None else _state(directory)["identity"]
-    return identity
-
-
-def _write(tensors: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
-    for kind in KINDS:
-        some = {name: t.detach().contiguous() for name, t in getattr(tensors, kind).items()}
-        save_file(some, directory / _file_name(kind, group.rank, group.n))
-
-
-def _file_name(kind: str, rank: int, n: int) -> str:
-    return f"{kind}.safetensors" if n == 1 else f"{kind}-{rank}.safetensors"
+def newest_state(run: Path) -> dict[str, Any]:
+    """Of the newest checkpoint: `progress`, `identity` and `launch`; empty if there is none."""
+    complete = _complete(run)
+    state: dict[str, Any] = json.loads((complete[-1] / "state.json").read_text("utf-8")) if complete else {}
+    return state
 
 
 def has_checkpoint(run: Path) -> bool:
-    return bool(_checkpoints(run / "checkpoints"))
+    return bool(_complete(run))
 
 
 def delete_checkpoints(run: Path) -> None:
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
 
 
-def _newest(run: Path) -> Path | None:
-    return max(_checkpoints(run / "checkpoints"), key=lambda path: int(path.name), default=None)
+def _write(tensors: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
+    for kind in KINDS:
+        some = {name: t.detach().contiguous() for name, t in getattr(tensors, kind).items()}
+        name = kind if group.n == 1 else f"{kind}-{group.rank}"
+        save_file(some, directory / f"{name}.safetensors")
 
 
-def _state(directory: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((directory / "state.json").read_text(encoding="utf-8"))
-    return state
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """The complete ones, under their final names; leftovers of a killed save start with a dot."""
-    return [path for path in folder.glob("[0-9]*") if path.is_dir()] if folder.is_dir() else []
+def _complete(run: Path) -> list[Path]:
+    """Checkpoints under their final names, the newest last; leftovers of a killed save start with a dot."""
+    paths = (path for path in (run / "checkpoints").glob("[0-9]*") if path.is_dir())
+    return sorted(paths, key=lambda path: int(path.name))

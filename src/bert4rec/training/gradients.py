@@ -9,6 +9,8 @@ run is bit-identical with the same numbers of workers and cores.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +23,11 @@ from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, Microbatch
 from bert4rec.training.hardware import Hardware
+from bert4rec.training.process_group import ProcessGroup
 
+Thing = TypeVar("Thing")
+
+LARGE = 2**18  # numbers; a copy of fewer costs less than another message
 CPU = Hardware(torch.device("cpu"), uses_bf16=False)
 
 
@@ -51,7 +57,8 @@ class Gradients:
         `scale` is 1 / the number of queries, unless other processes have a part of the batch.
         """
         scale = 1 / batch.n_queries if scale is None else scale
-        shares = distribute(batch.microbatches, self.workers.n, self.models[0].n_items)
+        n_items = self.model.n_items
+        shares = fair_shares(batch.microbatches, lambda each: cost_of(each, n_items), self.workers.n)
 
         def work(worker: int) -> float:
             return self._work(worker, shares[worker], scale, seed)
@@ -90,23 +97,28 @@ class Gradients:
         return float(loss)
 
 
-def _tables(model: SequenceModel) -> list[RowEmbedding]:
+def _tables(model: nn.Module) -> list[RowEmbedding]:
     return [module for module in model.modules() if isinstance(module, RowEmbedding)]
 
 
-def distribute(microbatches: list[Microbatch], n: int, n_items: int) -> list[list[Microbatch]]:
-    """Microbatches for `n` workers: the largest first, each to the worker with the least work."""
-    costs = {id(each): _cost(each, n_items) for each in microbatches}
-    shares: list[list[Microbatch]] = [[] for _ in range(n)]
-    busy = [0.0] * n
-    for each in sorted(microbatches, key=lambda each: -costs[id(each)]):
-        idlest = busy.index(min(busy))
-        shares[idlest].append(each)
-        busy[idlest] += costs[id(each)]
+def dense_and_sparse(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """Its parameters, by the kind of their gradients."""
+    sparse = [table.weight for table in _tables(model) if table.sparse]
+    return [p for p in model.parameters() if not any(p is table for table in sparse)], sparse
+
+
+def fair_shares(things: Iterable[Thing], cost: Callable[[Thing], float], n: int) -> list[list[Thing]]:
+    """All things in `n` lists that cost about the same: the largest first, each to the list that costs least."""
+    shares: list[list[Thing]] = [[] for _ in range(n)]
+    costs = [0.0] * n
+    for each in sorted(things, key=cost, reverse=True):
+        cheapest = costs.index(min(costs))
+        shares[cheapest].append(each)
+        costs[cheapest] += cost(each)
     return shares
 
 
-def _cost(microbatch: Microbatch, n_items: int) -> float:
+def cost_of(microbatch: Microbatch, n_items: int) -> float:
     """About how long it takes; in microseconds at width 64, but only the ratios matter."""
     length, n_queries = microbatch.tokens.shape[1], len(microbatch.positions)
     per_position = 8 + 0.02 * length
@@ -155,3 +167,61 @@ def clip_gradient(parameters: list[nn.Parameter], max_norm: float, norm: float |
         for each in values:
             each.mul_(max_norm / found)
     return found
+
+
+def average_gradients(
+    model: nn.Module, group: ProcessGroup, n_queries: float, loss: float, signals: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Everybody's gradients into everybody's model, as a mean over all queries.
+
+    The loss and the signals travel along with them: returns the mean of the losses and the sums of
+    the signals. Small gradients go together in one tensor, large ones in their own place, and of an
+    embedding of which a step touches few rows, those rows only.
+
+    torch's DistributedDataParallel hooks into autograd's backward pass; ours adds gradients up on
+    several threads, and the largest of them, the output layer's, outside of autograd. So this is
+    done after it instead.
+    """
+    if group.n == 1:
+        return loss, list(signals)
+    dense, tables = dense_and_sparse(model)
+    small = [p for p in dense if p.numel() < LARGE]
+    large = [p for p in dense if p.numel() >= LARGE]
+    # Behind the gradients: who has any, of how many queries, the loss and the signals.
+    has_gradient = [float(p.grad is not None) for p in small + large]
+    tail = torch.tensor([*has_gradient, n_queries, loss, *signals], device=next(model.parameters()).device)
+    together = group.all_reduce(torch.cat([*(_gradient(p).flatten() for p in small), tail]))
+    *parts, tail = torch.split(together, [*(p.numel() for p in small), len(tail)])
+    *n_having, n_all, loss = tail[: len(dense) + 2].tolist()
+    share = 1 / n_all
+    for parameter in large:
+        parameter.grad = group.all_reduce(_gradient(parameter)).mul_(share)
+    for parameter, part in zip(small, parts, strict=True):
+        parameter.grad = torch.mul(part.view_as(parameter), share, out=_gradient(parameter))
+    for parameter, n in zip(small + large, n_having, strict=True):
+        if not n:
+            parameter.grad = None  # as alone: nobody's batch needed it
+    for table in tables:
+        table.grad = _rows_of_all(table, share, group)
+    return loss * share, tail[len(dense) + 2 :].tolist()
+
+
+def _rows_of_all(weight: Tensor, share: float, group: ProcessGroup) -> Tensor:
+    """The touched rows of all processes, as one sparse gradient."""
+    indices = torch.zeros(0, dtype=torch.int64, device=weight.device)
+    values = weight.new_zeros(0, weight.shape[1])
+    if weight.grad is not None:
+        own = weight.grad.coalesce()
+        indices, values = own.indices()[0], own.values() * share
+    counts = [int(n) for n in group.all_gather(len(indices))]
+    parts = []
+    for part in (indices, values):
+        padded = part.new_zeros(max(counts), *part.shape[1:])
+        padded[: len(part)] = part
+        received = group.all_gather_tensor(padded)
+        parts.append(torch.cat([r[:n] for r, n in zip(received, counts, strict=True)]))
+    return torch.sparse_coo_tensor(parts[0][None], parts[1], tuple(weight.shape), check_invariants=False)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

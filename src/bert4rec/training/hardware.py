@@ -18,6 +18,7 @@ import torch
 
 from bert4rec.config import TrainingSettings
 from bert4rec.cpu_tuning import without_onednn
+from bert4rec.threads import WorkerThreads
 
 # AMX is advertised by virtual machines that cannot run it; oneDNN reads this when torch is loaded.
 SAFE_ISA = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
@@ -43,6 +44,10 @@ class Hardware:
     device: torch.device
     uses_bf16: bool
 
+    def workers(self, config: TrainingSettings) -> WorkerThreads:
+        """Threads that compute a microbatch each; a GPU needs one."""
+        return WorkerThreads(config.workers if self.device.type == "cpu" else 1)
+
     def computing(self) -> contextlib.AbstractContextManager[object]:
         """Around everything that a step computes, on all threads."""
         if self.device.type == "cpu" and not self.uses_bf16:
@@ -61,7 +66,7 @@ class Hardware:
 
 def choose_hardware(config: TrainingSettings, probe: Callable[[], float | None] | None = None) -> Hardware:
     """What the settings name; a ValueError says why it is not available."""
-    device = _device(config.device)
+    device = _device("cpu" if config.shard_items else config.device)
     if config.precision != "bf16":
         is_bf16 = config.precision == "auto" and device.type == "cuda"
         return Hardware(device, is_bf16 and torch.cuda.is_bf16_supported())

@@ -7,22 +7,20 @@ branch. What a step computes is in replica.py; the loss comes from bert4rec.loss
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from bert4rec.config import TrainingSettings
+from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut
 from bert4rec.evaluation.metrics import METRICS
 from bert4rec.interrupts import Interrupted
 from bert4rec.objectives import StageSettings
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch, StageBatches
-from bert4rec.training.checkpoint import Checkpoint, Progress, load_checkpoint, save_checkpoint
-from bert4rec.training.process_group import StepSignals, differences
-from bert4rec.training.replica import StepResult, Trainee
+from bert4rec.training.checkpoint import Progress, RunDirectory, load_checkpoint, save_checkpoint
+from bert4rec.training.replica import Replica
 from bert4rec.training.run_log import RunLog
 
 SAVE_EVERY = 120.0  # seconds between two checkpoints, apart from those after validations
@@ -39,86 +37,58 @@ class Stage:
         return self.settings.epochs * self.batches.steps_per_epoch
 
 
-@dataclass(frozen=True)
-class RunDirectory:
-    """Where checkpoints go, and what they belong to."""
-
-    path: Path
-    identity: dict[str, Any]  # the configuration and data of the run
-    launch: str | None = None  # id of this multi-process launch, if it has one
-
-
-def _never() -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class LoopOptions:
-    """How a run is carried out; none of these changes what is learned."""
-
-    exclude_seen: bool = True  # in validations
-    max_minutes: float | None = None  # stop after the epoch in which this is reached
-    keep_stages: bool = False  # write the best weights so far at the end of each stage
-    should_stop: Callable[[], bool] = _never  # whether to save and stop after this step
-
-
 class TrainingLoop:
     """Trains to the best validation NDCG@10, or to the end where `validation` is None."""
 
     def __init__(
         self,
-        trainee: Trainee,
+        replica: Replica,
         stages: list[Stage],
         validation: HeldOut | None,
-        training: TrainingSettings,
+        config: RunConfig,
         directory: RunDirectory,
         log: RunLog,
-        options: LoopOptions = LoopOptions(),  # noqa: B008
+        *,
+        max_minutes: float | None = None,  # stop after the epoch in which this is reached
+        keep_stages: bool = False,  # write the best weights so far at the end of each stage
     ) -> None:
-        self.trainee, self.stages, self.validation = trainee, stages, validation
-        self.training, self.directory, self.log = training, directory, log
-        self.options = options
+        self.replica, self.stages, self.validation = replica, stages, validation
+        self.config, self.directory, self.log = config, directory, log
+        self.max_minutes, self.keep_stages = max_minutes, keep_stages
         self.progress = Progress()
         self.last_save = time.monotonic()
 
-    def run(self, *, resume: bool = False) -> Progress:
-        """All stages that are left; `Interrupted` after a checkpoint when a stop is requested."""
+    def run(self, should_stop: Callable[[], bool], *, resume: bool = False) -> Progress:
+        """All stages that are left.
+
+        `should_stop` is asked in every step; when it says yes the run is saved and `Interrupted`.
+        """
+        self.should_stop = should_stop
         if resume:
             self._restore()
         else:
             self.log.rewind([])
         with WorkerThreads(1) as preparer:
             while self.progress.stage < len(self.stages):
-                stage = self.stages[self.progress.stage]
-                self._run_stage(stage, preparer)
+                self._train_stage(self.stages[self.progress.stage], preparer)
                 self._end_stage()
         return self.progress
 
-    def _run_stage(self, stage: Stage, preparer: WorkerThreads) -> None:
+    def _train_stage(self, stage: Stage, preparer: WorkerThreads) -> None:
         progress = self.progress
-        if (reason := self._reason_to_skip(stage)) is not None:
-            self.log.say(f"{stage.name}: left out, {reason}")
+        if stage.n_steps == 0:
+            self.log.say(f"{stage.name}: left out, no history is long enough to train on")
             return
-        self.log.begin_stage(stage.name, progress.step, stage.n_steps)
-        if progress.stage > 0 and progress.step == 0:
-            self.trainee.load_best()  # the best so far, of any stage
+        begins_from_best = progress.stage > 0 and progress.step == 0  # the best so far, of any stage
+        if begins_from_best and self._is_out_of_time():
+            self.log.say(f"{stage.name}: left out, the minutes are over")
+            return
+        self.log.begin_stage(stage.name, progress, stage.n_steps)
+        if begins_from_best:
+            self.replica.load_best()
         while not self._is_finished(stage):
             self._train_epoch(stage, preparer)
             self._end_epoch(stage)
-
-    def _reason_to_skip(self, stage: Stage) -> str | None:
-        """Of a stage that has not begun; the first stage cannot be skipped."""
-        is_first, has_begun = self.progress.stage == 0, self.progress.step > 0
-        if stage.n_steps == 0 and is_first:
-            raise ValueError(
-                "no history is long enough to train on: the model needs users with two or more "
-                "actions in the training part; use more data or weaker filters"
-            )
-        if stage.n_steps == 0:
-            return "no history is long enough to train on"
-        if not is_first and not has_begun and self._is_out_of_time():
-            return "the minutes are over"
-        return None
 
     def _is_finished(self, stage: Stage) -> bool:
         if self.progress.batch > 0:  # an epoch that has begun is ended, with its validation
@@ -131,85 +101,66 @@ class TrainingLoop:
         """All batches that are left of it: none, if the run was interrupted after the last one."""
         progress, started = self.progress, time.monotonic()
         for batch in stage.batches.epoch(progress.epoch, progress.batch, preparer):
-            result = self._step(stage, batch)
-            progress.loss_sum += result.loss
+            loss, (n_sequences, wants_stop, wants_save) = self._step(stage, batch)
+            if not math.isfinite(loss):
+                raise ValueError("the loss is no longer a number: lower the stage's learning_rate and train again")
+            progress.loss_sum += loss
             progress.step += 1
             progress.batch += 1
-            progress.sequences += int(result.signals.n_sequences)
+            progress.sequences += int(n_sequences)
             progress.seconds += time.monotonic() - started
             started = time.monotonic()
-            self.log.step(progress, int(result.signals.n_sequences))
-            if result.signals.wants_stop or result.signals.wants_save:
+            self.log.step(progress)
+            if wants_stop or wants_save:
                 self._save()
-            if result.signals.wants_stop:
+            if wants_stop:
                 raise Interrupted
 
-    def _step(self, stage: Stage, batch: Batch) -> StepResult:
-        is_due = time.monotonic() - self.last_save > SAVE_EVERY
-        wants_save = self.trainee.group.is_first and is_due
-        signals = StepSignals(
-            wants_stop=self.options.should_stop(), wants_save=wants_save, n_sequences=batch.n_sequences
-        )
+    def _step(self, stage: Stage, batch: Batch) -> tuple[float, list[float]]:
+        """The mean loss of all processes, and the sums of their signals: what any of them wants, all do."""
+        wants_save = self.replica.group.is_first and time.monotonic() - self.last_save > SAVE_EVERY
+        signals = [batch.n_sequences, self.should_stop(), wants_save]
         seed = stage.batches.seed_of(self.progress.step)
-        return self.trainee.step(batch, seed, self._learning_rate(stage), signals)
+        return self.replica.step(batch, seed, self._learning_rate(stage), signals)
 
     def _learning_rate(self, stage: Stage) -> float:
         """Linear decay to zero over the stage, multiplied by a linear warm-up."""
         step = self.progress.step
-        warm = min(1.0, (step + 1) / (self.training.warmup_steps + 1))
+        warm = min(1.0, (step + 1) / (self.config.training.warmup_steps + 1))
         return stage.settings.learning_rate * warm * max(0.0, 1 - step / stage.n_steps)
 
     def _end_epoch(self, stage: Stage) -> None:
         progress = self.progress
         progress.epoch += 1
-        is_due = progress.epoch % self.training.validate_every == 0
+        is_due = progress.epoch % self.config.training.validate_every == 0
         if is_due or progress.step == stage.n_steps or self._is_out_of_time():
-            if self.validation is None:
-                self._keep_last(stage)
-            else:
-                self._validate(stage, self.validation)
+            self._validate(stage)
         progress.batch, progress.loss_sum = 0, 0.0  # only now: the event has the epoch's mean loss
         if is_due and not self._is_finished(stage):
             self._save()
 
     def _end_stage(self) -> None:
         progress = self.progress
-        if self.options.keep_stages:
-            path = self.directory.path / f"stage-{progress.stage}.safetensors"
-            self.trainee.save_best(path)
+        if self.keep_stages:
+            self.replica.save_best(self.directory.path / f"stage-{progress.stage}.safetensors")
         progress.stage += 1
         progress.epoch = progress.step = progress.batch = progress.bad_validations = 0
-        self.trainee.reset_optimizer()
+        self.replica.reset_optimizer()
         self._save()
 
-    def _validate(self, stage: Stage, validation: HeldOut) -> None:
-        progress, started = self.progress, time.monotonic()
-        ranks = self.trainee.rank(validation, exclude_seen=self.options.exclude_seen)
-        ndcg, hit_rate = (float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR"))
-        progress.seconds += time.monotonic() - started
-        is_best = ndcg > progress.best
+    def _validate(self, stage: Stage) -> None:
+        """Keep the weights if they are the best so far; without a validation set the latest are."""
+        progress = self.progress
+        metrics = {} if self.validation is None else self._metrics(self.validation)
+        ndcg = metrics.get("ndcg@10", progress.best)
+        is_best = self.validation is None or ndcg > progress.best
         if is_best:
             progress.best, progress.bad_validations = ndcg, 0
             progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
-            self.trainee.keep_best()
+            self.replica.keep_best()
         else:
             progress.bad_validations += 1
-        event = self._event(stage) | {"ndcg@10": ndcg, "hr@10": hit_rate}
-        progress.history.append(event)
-        self.log.validated(event, is_best)
-
-    def _keep_last(self, stage: Stage) -> None:
-        """Without a validation set the latest weights count as best; patience does not apply."""
-        progress = self.progress
-        progress.best_stage, progress.best_epoch = progress.stage, progress.epoch
-        self.trainee.keep_best()
-        event = self._event(stage)
-        progress.history.append(event)
-        self.log.trained(event)
-
-    def _event(self, stage: Stage) -> dict[str, float | int | str]:
-        progress = self.progress
-        return {
+        event: dict[str, float | int | str] = {
             "stage": stage.name,
             "epoch": progress.epoch,
             "step": progress.step,
@@ -217,34 +168,32 @@ class TrainingLoop:
             "learning_rate": self._learning_rate(stage),
             "seconds": round(progress.seconds, 3),
             "sequences_per_second": round(progress.sequences / progress.seconds, 1),
+            **metrics,
         }
+        progress.history.append(event)
+        self.log.epochs_done(event, is_best=is_best)
+
+    def _metrics(self, validation: HeldOut) -> dict[str, float]:
+        started = time.monotonic()
+        ranks = self.replica.rank(validation, exclude_seen=self.config.evaluation.exclude_seen)
+        metrics = {f"{name.lower()}@10": float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR")}
+        self.progress.seconds += time.monotonic() - started
+        return metrics
 
     def _is_out_of_time(self) -> bool:
         """By the first process's clock."""
-        if self.options.max_minutes is None:
+        if self.max_minutes is None:
             return False
-        is_over = self.progress.seconds >= 60 * self.options.max_minutes
-        return bool(self.trainee.group.from_first(is_over))
+        return bool(self.replica.group.from_first(self.progress.seconds >= 60 * self.max_minutes))
 
     def _save(self) -> None:
-        checkpoint = Checkpoint(self.progress, self.trainee.tensors(), self.directory.identity, self.directory.launch)
-        save_checkpoint(self.directory.path, checkpoint, self.trainee.group)
+        save_checkpoint(self.directory, self.progress, self.replica.tensors(), self.replica.group)
         self.last_save = time.monotonic()
 
     def _restore(self) -> None:
-        path = self.directory.path
-        checkpoint = load_checkpoint(path)
-        if checkpoint is None:
-            raise ValueError(f"{path} has no checkpoint to resume from: train without --resume")
-        if checkpoint.identity != self.directory.identity:
-            names = differences(checkpoint.identity, self.directory.identity)
-            raise ValueError(
-                f"the checkpoint in {path} belongs to another run (different: {names}): "
-                "resume with the same data and settings, or train into another directory"
-            )
-        self.trainee.group.check_same(checkpoint=asdict(checkpoint.progress))
-        self.progress = checkpoint.progress
-        self.trainee.restore(checkpoint.tensors)
+        self.progress, tensors = load_checkpoint(self.directory)
+        self.replica.group.check_same(checkpoint=asdict(self.progress))
+        self.replica.restore(tensors)
         self.log.rewind(self.progress.history)
         if self.progress.stage < len(self.stages):
             name = self.stages[self.progress.stage].name

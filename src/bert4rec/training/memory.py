@@ -6,8 +6,8 @@ less.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from bert4rec.config import RunConfig, override_config, resolve
 from bert4rec.losses import uses_sparse_gradient
 from bert4rec.losses.cross_entropy import LOGITS_BYTES
 from bert4rec.losses.sampled import AT_ONCE, SampledSettings
-from bert4rec.models import MODELS, is_trained
-from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
+from bert4rec.models.sequence_model import SequenceModelSettings
 from bert4rec.objectives import ClozeStage
 from bert4rec.scoring import SCORES_BYTES
 from bert4rec.threads import default_workers
+from bert4rec.training.setup import build_model, trained_class
 
 FLOAT = 4
 GIB = 2**30
@@ -62,14 +62,16 @@ def estimate_memory(
     model, training = config.model, config.training
     assert isinstance(model, SequenceModelSettings)
     n_workers = training.workers or default_workers()
-    n_parameters, whole = _n_parameters(config, n_items, n_users), 0
+    with torch.device("meta"):  # shapes only, no memory
+        parameters = build_model(config, n_items, n_users).parameters()
+    n_parameters, whole = sum(parameter.numel() for parameter in parameters), 0
     if training.shard_items:
         n_sharded = n_items * (model.dim + 1)
         n_parameters += n_sharded // n_processes - n_sharded
         whole = (n_sharded + n_sharded // n_processes) * FLOAT
     length = min(model.max_len, longest)
     # A worker holds one microbatch at a time.
-    largest = max(_class_of(config).microbatch.positions, length)
+    largest = max(trained_class(config).microbatch.positions, length)
     positions = min(training.batch_size * length, largest)
     if config.loss.name == "cross-entropy":
         n_queries = int(positions * _query_share(config)) + 1
@@ -99,7 +101,7 @@ def _kept_for_backward(config: RunConfig, positions: int, length: int) -> int:
     layers = getattr(model, "layers", 1)
     kept = positions * model.dim * (KEPT_BESIDE_BLOCKS + layers * KEPT_PER_BLOCK) * FLOAT
     objectives = {stage.objective for stage in config.stages if stage.epochs}
-    if _class_of(config).has_mask and "next_item" in objectives:
+    if trained_class(config).has_mask and "next_item" in objectives:
         kept *= 2  # as many [MASK]s as items
     if getattr(model, "attention_dropout", 0):
         # There is no fused kernel for it: scores, probabilities, mask and product are kept.
@@ -114,88 +116,60 @@ def _query_share(config: RunConfig) -> float:
     return max(ratios, default=1.0)
 
 
-def _class_of(config: RunConfig) -> type[SequenceModel]:
-    model = MODELS[config.model.name]
-    assert is_trained(model)
-    return model
-
-
-def _n_parameters(config: RunConfig, n_items: int, n_users: int) -> int:
-    with torch.device("meta"):  # shapes only, no memory
-        model = _class_of(config)(n_items, config.model, n_users)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def check_memory(
     config: RunConfig, n_items: int, longest: int, available: int | None, n_users: int = 0, n_processes: int = 1
 ) -> MemoryEstimate:
     """The estimate; a ValueError that says which settings would fit when this one does not."""
-
-    def estimated(config: RunConfig) -> MemoryEstimate:
-        return estimate_memory(config, n_items, longest, n_users, n_processes)
-
-    estimate = estimated(config)
+    estimate = estimate_memory(config, n_items, longest, n_users, n_processes)
     if available is None or estimate.total <= available:
         return estimate
 
-    def fits(config: RunConfig) -> bool:
-        return estimated(config).total <= available
+    def fits(change: str) -> bool:
+        try:
+            changed = resolve(override_config(config, [change]), n_items)
+        except ValueError:  # a width that the heads do not divide
+            return False
+        return estimate_memory(changed, n_items, longest, n_users, n_processes).total <= available
 
+    assert isinstance(config.model, SequenceModelSettings)
+    halved = {
+        "training.workers": _halves(config.training.workers or default_workers(), 1),
+        "training.batch_size": _halves(config.training.batch_size, 1),
+        "model.max_len": _halves(config.model.max_len, 10),
+        "model.dim": _halves(config.model.dim, 8),
+        "model.attention_dropout": [0] if getattr(config.model, "attention_dropout", 0) else [],
+    }
+    changes = ([f"{name}={value}" for value in values] for name, values in halved.items())
+    ideas = [f"--set {idea}" for each in changes if (idea := next(filter(fits, each), None))]
+    advice = f"Each of these alone would fit: {', '.join(ideas)}."
+    if not ideas:
+        advice = "No smaller setting alone fits: drop rare items (--set data.min_item_actions=5)."
     raise ValueError(
-        f"this run needs about {_size(estimate.total)} of memory and {_size(available)} are free. "
-        f"{estimate}. {_advice(config, n_items, fits)}"
+        f"this run needs about {_size(estimate.total)} of memory and {_size(available)} are free. {estimate}. {advice}"
     )
 
 
-def _advice(config: RunConfig, n_items: int, fits: Callable[[RunConfig], bool]) -> str:
-    def helps(change: str) -> bool:
-        try:
-            return fits(resolve(override_config(config, [change]), n_items))
-        except ValueError:  # a width that the heads do not divide
-            return False
-
-    assert isinstance(config.model, SequenceModelSettings)
-    ideas = []
-    for name, value, smallest in (
-        ("training.workers", config.training.workers or default_workers(), 1),
-        ("training.batch_size", config.training.batch_size, 1),
-        ("model.max_len", config.model.max_len, 10),
-        ("model.dim", config.model.dim, 8),
-    ):
-        value //= 2
-        while value >= smallest and not helps(f"{name}={value}"):
-            value //= 2
-        if value >= smallest:
-            ideas.append(f"--set {name}={value}")
-    if getattr(config.model, "attention_dropout", 0) and helps("model.attention_dropout=0"):
-        ideas.append("--set model.attention_dropout=0")
-    if not ideas:
-        return "No smaller setting alone fits: drop rare items (--set data.min_item_actions=5)."
-    return "Each of these alone would fit: " + ", ".join(ideas) + "."
+def _halves(value: int, smallest: int) -> list[int]:
+    """Half of it, a quarter, and so on."""
+    halves = (value >> n for n in range(1, value.bit_length()))
+    return [half for half in halves if half >= smallest]
 
 
-def available_memory() -> int | None:
-    """Bytes that this process may still take: free memory, or a container's limit if lower."""
+def available_memory(n_processes: int = 1) -> int | None:
+    """Bytes that each of them may still take: free memory, or a container's limit if lower."""
     limits = []
-    meminfo = Path("/proc/meminfo")
+    meminfo, container = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     if meminfo.exists():
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
         limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
     elif "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    limits += _container_limit(Path("/sys/fs/cgroup"))
-    return min(limits, default=None)
-
-
-def _container_limit(folder: Path) -> list[int]:
-    """What a container may still take; file pages that the kernel would give up count as free."""
-    limit, used, stat = (folder / f"memory.{name}" for name in ("max", "current", "stat"))
-    if not (limit.exists() and used.exists() and stat.exists()):
-        return []
-    if (text := limit.read_text().strip()) == "max":
-        return []
-    statistics = dict(line.split() for line in stat.read_text().splitlines())
-    return [int(text) - int(used.read_text()) + int(statistics.get("inactive_file", 0))]
+    with contextlib.suppress(OSError, ValueError):  # no such files, or the limit is `max`
+        limit, used = (int((container / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = dict(line.split() for line in (container / "memory.stat").read_text().splitlines())
+        # File pages that the kernel would give up count as free.
+        limits.append(limit - used + int(statistics.get("inactive_file", 0)))
+    return min(limits) // n_processes if limits else None
 
 
 def _size(n_bytes: int) -> str:

@@ -11,26 +11,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.training.gradients import clip_gradient
+from bert4rec.training.gradients import clip_gradient, dense_and_sparse
 
 CLIP_NORM = 5.0  # largest norm of a gradient, as in the authors' code; larger ones are scaled down
 
 
 class Optimizer:
-    def __init__(self, model: nn.Module, weight_decay: float, *, is_sparse: bool) -> None:
+    def __init__(self, model: nn.Module, weight_decay: float) -> None:
         self.parameters = dict(model.named_parameters())
-        tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
-        rows = [table.weight for table in tables if table.sparse] if is_sparse else []
-        dense = [p for p in model.parameters() if not any(p is row for row in rows)]
+        dense, rows = dense_and_sparse(model)
         # The paper's exclusions: no decay on biases and LayerNorm.
         groups = [
             {"params": [p for p in dense if p.ndim > 1], "weight_decay": weight_decay},
             {"params": [p for p in dense if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self.optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, fused=True)]
+        self.optimizer_of: dict[Tensor, torch.optim.Optimizer] = dict.fromkeys(dense, self.optimizers[0])
         if rows:
             self.optimizers.append(torch.optim.SparseAdam(rows))
+            self.optimizer_of |= dict.fromkeys(rows, self.optimizers[1])
 
     def step(self, learning_rate: float, norm: float | None = None) -> None:
         """Clip the gradient, update the parameters and clear the gradient.
@@ -58,15 +57,13 @@ class Optimizer:
         return {
             f"{key}/{name}": torch.as_tensor(value)
             for name, parameter in self.parameters.items()
-            for optimizer in self.optimizers
-            for key, value in optimizer.state.get(parameter, {}).items()
+            for key, value in self.optimizer_of[parameter].state.get(parameter, {}).items()
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         for key_and_name, value in tensors.items():
             key, _, name = key_and_name.partition("/")
             parameter = self.parameters[name]
-            for optimizer in self.optimizers:
-                if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
-                    is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
-                    optimizer.state[parameter][key] = int(value) if is_count else value.clone().to(parameter.device)
+            optimizer = self.optimizer_of[parameter]
+            is_count = key == "step" and isinstance(optimizer, torch.optim.SparseAdam)
+            optimizer.state[parameter][key] = int(value) if is_count else value.clone().to(parameter.device)

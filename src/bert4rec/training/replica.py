@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,61 +18,18 @@ from bert4rec.scoring import rank_held_out
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Batch
 from bert4rec.training.checkpoint import TrainingTensors
-from bert4rec.training.gradients import Gradients
+from bert4rec.training.gradients import Gradients, average_gradients, fair_shares
 from bert4rec.training.hardware import Hardware
 from bert4rec.training.optimizer import Optimizer
-from bert4rec.training.process_group import ProcessGroup, StepSignals
+from bert4rec.training.process_group import ProcessGroup
 
 
-class StepResult(NamedTuple):
-    loss: float  # the mean over all queries
-    signals: StepSignals
-
-
-class Trainee(Protocol):
+class Replica:
     """All that the training loop needs of the model that it trains.
 
     Each method is called by all processes at the same moment.
     """
 
-    group: ProcessGroup
-
-    def reset_optimizer(self) -> None:
-        """Forget the optimizer's moments: a new stage begins."""
-        ...
-
-    def step(self, batch: Batch, seed: int, rate: float, signals: StepSignals) -> StepResult:
-        """Learn from everybody's batch."""
-        ...
-
-    def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
-        """The ranks of all held-out items among all items."""
-        ...
-
-    def keep_best(self) -> None:
-        """The weights as they are now are the best so far."""
-        ...
-
-    def load_best(self) -> None: ...
-
-    def save_best(self, path: Path) -> None:
-        """As a file of tensors by name, which the first process writes."""
-        ...
-
-    def finish(self, model: SequenceModel) -> None:
-        """Put the best weights into the model that was to be trained."""
-        ...
-
-    def tensors(self) -> TrainingTensors:
-        """The part of a checkpoint that this process writes."""
-        ...
-
-    def restore(self, tensors: TrainingTensors) -> None:
-        """Continue from a whole checkpoint, whoever wrote it."""
-        ...
-
-
-class Replica:
     def __init__(
         self,
         model: SequenceModel,
@@ -83,70 +38,71 @@ class Replica:
         workers: WorkerThreads,
         hardware: Hardware,
         group: ProcessGroup,
+        *,
+        own: nn.Module | None = None,
     ) -> None:
+        """`own` has the parameters that this process updates, where they are not those of the model."""
         self.model, self.weight_decay, self.group = model, weight_decay, group
-        self.is_sparse, self.n_workers = loss.is_sparse, workers.n
+        self.own = model if own is None else own
+        self.n_workers = workers.n
         self.gradients = Gradients(model, loss, workers, hardware, rank=group.rank)
-        self.reducer = group.gradient_reducer(model)
-        self.best = copy_of(model)
+        self.keep_best()
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
-        self.optimizer = Optimizer(self.model, self.weight_decay, is_sparse=self.is_sparse)
+        """Forget the optimizer's moments: a new stage begins."""
+        self.optimizer = Optimizer(self.own, self.weight_decay)
 
-    def step(self, batch: Batch, seed: int, rate: float, signals: StepSignals) -> StepResult:
+    def step(self, batch: Batch, seed: int, rate: float, signals: Sequence[float]) -> tuple[float, list[float]]:
+        """Learn from everybody's batch; returns its mean loss, and the sums of everybody's signals."""
         self.model.train()
         scale = 1 / batch.n_queries if self.group.n == 1 else 1.0
         loss = self.gradients.add(batch, seed, scale=scale)
-        loss, signals = self.reducer.reduce(batch.n_queries, loss, signals)
-        check_is_number(loss)
+        loss, totals = average_gradients(self.model, self.group, batch.n_queries, loss, signals)
         self.optimizer.step(rate)
-        return StepResult(loss, signals)
+        return loss, totals
 
     def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
-        """Each process ranks its share of the held-out users."""
-        n, rank = self.group.n, self.group.rank
-        share = held_out if n == 1 else every_nth(held_out, rank, n)
-        found = rank_held_out(self.model, share, exclude_seen=exclude_seen, n_workers=self.n_workers)
-        if n == 1:
-            return found
+        """The ranks of all held-out items among all items; each process ranks its share of the users."""
+        share = every_nth(held_out, self.group.rank, self.group.n)
         ranks = torch.zeros(len(held_out), dtype=torch.int64)
-        ranks[rank::n] = found
+        ranks[self.group.rank :: self.group.n] = rank_held_out(
+            self.model, share, exclude_seen=exclude_seen, n_workers=self.n_workers
+        )
         return self.group.all_reduce(ranks)
 
     def keep_best(self) -> None:
-        self.best = copy_of(self.model)
+        """The weights as they are now are the best so far."""
+        self.best = copy_of(self.own)
 
     def load_best(self) -> None:
-        self.model.load_state_dict(self.best)
+        self.own.load_state_dict(self.best)
 
     def save_best(self, path: Path) -> None:
+        """As a file of tensors by name, which the first process writes."""
         if self.group.is_first:
             with new_file(path) as part:
                 save_file(self.best, part)
 
-    def finish(self, model: SequenceModel) -> None:
-        assert model is self.model
+    def finish(self) -> SequenceModel:
+        """The whole model with the best weights; nothing else can be done afterwards."""
         self.load_best()
-        for parameter in model.parameters():
+        for parameter in self.model.parameters():
             parameter.grad = None
-        model.to("cpu").eval()
+        return self.model.to("cpu").eval()
 
     def tensors(self) -> TrainingTensors:
+        """The part of a checkpoint that this process writes."""
         self.group.synchronize([*self.model.parameters(), *self.optimizer.moments()])
         parts = self.model.state_dict(), self.optimizer.tensors(), self.best
         return TrainingTensors(*(share_of(tensors, self.group) for tensors in parts))
 
     def restore(self, tensors: TrainingTensors) -> None:
+        """Continue from a whole checkpoint, whoever wrote it."""
         device = next(self.model.parameters()).device
         self.best = {name: tensor.to(device) for name, tensor in tensors.best.items()}
         self.model.load_state_dict(dict(tensors.weights))
         self.optimizer.restore(dict(tensors.optimizer))
-
-
-def check_is_number(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise ValueError("the loss is no longer a number: lower the stage's learning_rate and train again")
 
 
 def every_nth(held_out: HeldOut, first: int, n: int) -> HeldOut:
@@ -159,11 +115,5 @@ def copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def share_of(tensors: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
-    """About the same number of bytes for every process, the largest tensors first."""
-    shares: list[dict[str, Tensor]] = [{} for _ in range(group.n)]
-    sizes = [0] * group.n
-    for name, tensor in sorted(tensors.items(), key=lambda pair: (-pair[1].nbytes, pair[0])):
-        smallest = sizes.index(min(sizes))
-        shares[smallest][name] = tensor
-        sizes[smallest] += tensor.nbytes
-    return shares[group.rank]
+    """About the same number of bytes for every process."""
+    return dict(fair_shares(sorted(tensors.items()), lambda pair: pair[1].nbytes, group.n)[group.rank])

@@ -1,4 +1,4 @@
-"""From a resolved configuration to the loop that trains it: stages, loss, trainee."""
+"""From a resolved configuration to the loop that trains it: stages, batches, loss."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import torch
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
-from bert4rec.losses import Loss, make_loss
 from bert4rec.models import MODELS, is_trained
 from bert4rec.models.initialization import popularity_bias
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.objectives import ModelSpec
-from bert4rec.training.batches import ALL_USERS, Sizes, StageBatches, UserShards
+from bert4rec.training.batches import Sizes, StageBatches, users_of_shard
 from bert4rec.training.loop import Stage
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 
+def trained_class(config: RunConfig) -> type[SequenceModel]:
+    model = MODELS[config.model.name]
+    assert is_trained(model)
+    return model
+
+
 def build_model(config: RunConfig, n_items: int, n_users: int) -> SequenceModel:
     """The model before training; the same for the same seed."""
-    model_class = MODELS[config.model.name]
-    assert is_trained(model_class)
     torch.manual_seed(config.training.seed)
-    return model_class(n_items, config.model, n_users)
+    return trained_class(config)(n_items, config.model, n_users)
 
 
 def training_split(split: Split, config: RunConfig) -> Split:
@@ -38,27 +41,18 @@ def initial_output_bias(config: RunConfig, split: Split) -> torch.Tensor | None:
     return popularity_bias(split.train_counts)
 
 
-def build_loss(config: RunConfig, split: Split) -> Loss:
-    return make_loss(config.loss, split.train_counts)
-
-
 def build_stages(
-    config: RunConfig,
-    split: Split,
-    n_workers: int,
-    group: ProcessGroup = SINGLE_PROCESS,
-    shards: UserShards = ALL_USERS,
+    config: RunConfig, split: Split, n_workers: int, group: ProcessGroup = SINGLE_PROCESS, n_shards: int = 1
 ) -> list[Stage]:
     """The stages that have epochs, with the batches of this process's shards of the users."""
-    model = MODELS[config.model.name]
-    assert is_trained(model)
+    model, shards = trained_class(config), range(group.rank, n_shards, group.n)
     assert isinstance(config.model, SequenceModelSettings)
     shape = ModelSpec(split.n_items, config.model.max_len, model.has_mask, getattr(config.model, "n_targets", 1))
     settings = [stage for stage in config.stages if stage.epochs]
     names = stage_names(config)
     stages = []
     for number, (name, stage) in enumerate(zip(names, settings, strict=True)):
-        objectives = {shard: stage.build(shards.part(split.train, shard), shape) for shard in shards.mine}
+        objectives = {shard: stage.build(users_of_shard(split.train, shard, n_shards), shape) for shard in shards}
         batches = StageBatches(
             objectives,
             (config.training.seed, number),
@@ -67,6 +61,11 @@ def build_stages(
             Sizes(model.microbatch, n_workers),
             group,
         )
+        if number == 0 and batches.steps_per_epoch == 0:
+            raise ValueError(
+                "no history is long enough to train on: the model needs users with two or more "
+                "actions in the training part; use more data or weaker filters"
+            )
         stages.append(Stage(name, stage, batches))
     return stages
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
-from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.scoring import rank_held_out
+from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import Stage
-from bert4rec.training.process_group import SINGLE_PROCESS, StepSignals
+from bert4rec.training.process_group import SINGLE_PROCESS
 from bert4rec.training.replica import Replica
-from bert4rec.training.setup import build_loss, build_model, build_stages, training_split, validation_users
+from bert4rec.training.setup import build_model, build_stages, training_split, validation_users
 
 WARM_UP_STEPS, FEWEST_STEPS, MOST_STEPS = 2, 8, 100
 TIMING_RATE = 1e-6  # so small that the model stays one
@@ -39,47 +38,40 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     model = build_model(config, split.n_items, n_users)
     hardware = choose_hardware(config.training)
     model.to(hardware.device)
-    n_workers = config.training.workers if hardware.device.type == "cpu" else 1
-    with WorkerThreads(n_workers) as workers:
-        decay, loss = config.training.weight_decay, build_loss(config, split)
-        trainee = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
+    with hardware.workers(config.training) as workers:
+        decay, loss = config.training.weight_decay, make_loss(config.loss, split.train_counts)
+        replica = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
         stages = build_stages(config, split, workers.n)
-        per_step = [_seconds_per_step(trainee, stage, seconds) for stage in stages]
-    validation = _seconds_of_validation(model, validation_users(split, config), config)
+        per_step = [_seconds_per_step(replica, stage, seconds) for stage in stages]
+        validation = _seconds_of_validation(replica, validation_users(split, config), config)
     return [
         StageTime(found, stage.batches.steps_per_epoch, validation)
         for found, stage in zip(per_step, stages, strict=True)
     ]
 
 
-def _seconds_per_step(trainee: Replica, stage: Stage, seconds: float) -> float:
+def _seconds_per_step(replica: Replica, stage: Stage, seconds: float) -> float:
     """Of steps that change nothing but the throw-away model; the first ones do not count."""
     ends: list[float] = []
     with WorkerThreads(1) as preparer:
-        while True:
-            n_before = len(ends)
+        while stage.n_steps and len(ends) < MOST_STEPS:
             for number, batch in enumerate(stage.batches.epoch(0, 0, preparer)):
-                signals = StepSignals(0, 0, batch.n_sequences)
-                trainee.step(batch, stage.batches.seed_of(number), TIMING_RATE, signals)
+                replica.step(batch, stage.batches.seed_of(number), TIMING_RATE, [])
                 ends.append(time.monotonic())
                 timed = ends[WARM_UP_STEPS:]
                 if len(timed) > FEWEST_STEPS and timed[-1] - timed[0] > seconds:
                     return (timed[-1] - timed[0]) / (len(timed) - 1)
-            if len(ends) == n_before:  # no history is long enough for this stage
-                return 0.0
-            if len(ends) >= MOST_STEPS:
-                return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1) if ends else 0.0
 
 
-def _seconds_of_validation(model: SequenceModel, validation: HeldOut | None, config: RunConfig) -> float:
+def _seconds_of_validation(replica: Replica, validation: HeldOut | None, config: RunConfig) -> float:
     if validation is None:
         return 0.0
     few = validation.sample(VALIDATION_USERS, config.training.seed)
 
     def seconds() -> float:
         started = time.monotonic()
-        exclude_seen = config.evaluation.exclude_seen
-        rank_held_out(model, few, exclude_seen=exclude_seen, n_workers=config.training.workers)
+        replica.rank(few, exclude_seen=config.evaluation.exclude_seen)
         return time.monotonic() - started
 
     seconds()  # the first time is slower
