@@ -7,10 +7,11 @@ responses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -187,10 +188,13 @@ class ResponseBudget:
     def __init__(self) -> None:
         self._n_free = self.MAX_ITEMS
 
-    def take(self, n: int) -> None:
+    @contextlib.contextmanager
+    def share(self, n: int) -> Iterator[None]:
+        """Room for `n` items until the response was sent, or could not be."""
         if n > self._n_free:
             raise Overloaded
         self._n_free -= n
-
-    def give_back(self, n: int) -> None:
-        self._n_free += n
+        try:
+            yield
+        finally:
+            self._n_free += n
