@@ -42,7 +42,7 @@ PR_SET_PDEATHSIG = 1
 
 def check_before_start(settings: ServeSettings) -> None:
     """Raise a ValueError for what is wrong before any worker starts, without loading torch."""
-    for directory in (settings.model, *settings.compare):
+    for directory in settings.models:
         if not directory.is_dir():
             raise ValueError(f"{directory} is not a directory: train a model there first")
         verify_manifest(directory)
@@ -56,7 +56,7 @@ def check_before_start(settings: ServeSettings) -> None:
             "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
             "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
         )
-    check_store_url(settings.store)
+    check_store_url(settings.store_url)
     _check_address(settings.host, settings.port)
 
 

@@ -36,8 +36,7 @@ class Service:
     def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
         self.settings, self._main_pid = settings, main_pid
         self.metrics = ServiceMetrics()
-        directories = (settings.model, *settings.compare)
-        self.registry = ModelRegistry(directories, self._on_models, settings.retrieval)
+        self.registry = ModelRegistry(settings.models, self._on_models, settings.retrieval)
         self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
         self._queue = BatchingQueue(
             recommend_by_model, settings.max_batch, settings.max_waiting, settings.answer_within, self.metrics.on_batch
@@ -54,7 +53,7 @@ class Service:
         keep_freed_memory()
         torch.set_num_threads(self.settings.threads)
         self.registry.load()
-        self.store = await open_store(self.settings.store)
+        self.store = await open_store(self.settings.store_url)
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
             loop.add_signal_handler(number, handler)

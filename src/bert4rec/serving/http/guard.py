@@ -58,7 +58,7 @@ class Guard:
         self._settings = settings
         self._keys = keys
         self._service = service
-        self._hosts = access.AllowedHosts(settings.allowed_hosts)
+        self._hosts = access.AllowedHosts(settings.allowed_host or ())
         self._has_unread_timeout = False
         self._prefix = os.urandom(4).hex().encode()
         self._n_active = 0  # requests to the model that were read and are not answered yet
