@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -125,20 +125,11 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """Readers take `models` once and use what they got: it is replaced as a whole, never changed.
+    """Readers take `models` once and use what they got: it is replaced as a whole, never changed."""
 
-    `on_change` is called with the new models.
-    """
-
-    def __init__(
-        self,
-        directories: Sequence[Path],
-        on_change: Callable[[dict[str, ServedModel]], None],
-        retrieval: Retrieval = "auto",
-    ) -> None:
+    def __init__(self, directories: Sequence[Path], retrieval: Retrieval = "auto") -> None:
         self.directories, self._retrieval = name_models(directories), retrieval
         self.default = next(iter(self.directories))
-        self._on_change = on_change
         self._loading = asyncio.Lock()
         self._refused: object = None  # what was on disk when a model was refused
         self.models: dict[str, ServedModel] = {}
@@ -187,7 +178,6 @@ class ModelRegistry:
 
     def _replace(self, loaded: dict[str, ServedModel]) -> None:
         self.models = {"popularity": loaded[self.default].popularity()} | loaded
-        self._on_change(self.models)
 
 
 def name_models(directories: Sequence[Path]) -> dict[str, Path]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -126,7 +126,9 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
         signal.signal(signal.SIGUSR1, on_worker_ready)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # inherited by a new worker
 
-    with _shared_metrics(settings.workers):
+    with tempfile.TemporaryDirectory(prefix="bert4rec-metrics-") as folder:
+        if settings.workers > 1:  # they count in files of one folder, which the Prometheus client adds up
+            os.environ[METRICS_FOLDER] = folder
         server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
 
 
@@ -142,14 +144,3 @@ def _load_app(settings: ServeSettings, main_pid: int) -> Any:
     from bert4rec.serving.http.app import make_app
 
     return make_app(settings, main_pid)
-
-
-@contextlib.contextmanager
-def _shared_metrics(n_workers: int) -> Iterator[None]:
-    """Several workers count in files of one folder, which the Prometheus client adds up."""
-    if n_workers == 1:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="bert4rec-metrics-") as folder:
-        os.environ[METRICS_FOLDER] = folder
-        yield

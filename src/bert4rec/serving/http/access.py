@@ -58,8 +58,8 @@ class ApiKeys:
         """From a file (lines of `read KEY` or `admin KEY`) and from the environment."""
         found = [] if file is None else _read_key_file(file)
         for name, role in KEY_VARIABLES.items():
-            parts = [part.strip() for part in environment.get(name, "").split(",")]
-            found += [(name, role, part) for part in parts if part]
+            keys = [key.strip() for key in environment.get(name, "").split(",")]
+            found += [(name, role, key) for key in keys if key]
         roles: dict[bytes, Role] = {}
         for where, role, key in found:
             _check_key(where, key)
@@ -84,15 +84,11 @@ def _digest(key: str) -> bytes:
 
 
 def _check_key(where: str, key: str) -> None:
-    if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+    is_sane = key.isascii() and key.isprintable() and not set(key) & {" ", ","}
+    if not (is_sane and MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH):
         raise ValueError(
-            f"{where}: a key has {len(key)} characters; it needs {MIN_KEY_LENGTH} to "
-            f"{MAX_KEY_LENGTH}: make one with `openssl rand -hex 24`"
-        )
-    if not (key.isascii() and key.isprintable()) or set(key) & {" ", ","}:
-        raise ValueError(
-            f"{where}: a key has characters that do not fit in a header; use letters and digits, "
-            "as in the output of `openssl rand -hex 24`"
+            f"{where}: a key needs {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} characters that fit in a header, as in "
+            "the output of `openssl rand -hex 24`"
         )
 
 

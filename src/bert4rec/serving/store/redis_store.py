@@ -237,7 +237,6 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
-        await self._redis.connection_pool.disconnect()
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"
