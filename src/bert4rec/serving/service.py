@@ -76,7 +76,7 @@ class Service:
         self.is_draining = True
 
     def model(self, name: str | None) -> ServedModel:
-        found = self.registry.get(name)
+        found = self.registry.models.get(self.registry.default if name is None else name)
         if found is None:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found

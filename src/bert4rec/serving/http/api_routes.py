@@ -83,12 +83,8 @@ def _add_recommend_routes(service: Service, app: FastAPI) -> None:
         attention = found[0].attention
         content = {
             "explanations": [
-                {
-                    "item": each.item,
-                    "title": each.title,
-                    "probability": each.probability,
-                    "influences": [influence.influence for influence in each.influences],
-                }
+                {"item": each.item, "title": each.title, "probability": each.probability}
+                | {"influences": [influence.influence for influence in each.influences]}
                 for each in found
             ],
             "read": [{"item": each.item, "title": each.title} for each in found[0].influences],
@@ -168,15 +164,8 @@ def _add_user_routes(service: Service, app: FastAPI) -> None:
         content = []
         for event in events:
             token = vocabulary.token(event.item)
-            content.append(
-                {
-                    "item": event.item,
-                    "title": None if token is None else vocabulary.title(token),
-                    "known": token is not None,
-                    "time": event.time,
-                    "id": event.id,
-                }
-            )
+            known = {"title": token if token is None else vocabulary.title(token), "known": token is not None}
+            content.append({"item": event.item, **known, "time": event.time, "id": event.id})
         return json_response({"user": user, "events": content})
 
     @app.delete("/v1/users/{user:path}", response_model=schemas.EraseResponse, tags=["users"])

@@ -11,6 +11,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+from bert4rec.serving.store import StoreUnavailable
+
 APPLICATION = 0x42345248  # "B4RH", in the file's header: this is ours
 SCHEMA_VERSION = 1
 SMALL = 2**25  # bytes: a file of this size is rewritten in a fraction of a second
@@ -96,8 +98,10 @@ def prepare_file(path: Path, *, may_create: bool) -> None:
             )
         _use_write_ahead_log(connection)
         connection.execute("SELECT user, n_events FROM users LIMIT 1").fetchall()
-    except sqlite3.OperationalError:
-        raise
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise StoreUnavailable(f"another process holds the store {path}") from None
+        raise ValueError(f"the store {path} cannot be opened: {error}") from None
     except sqlite3.DatabaseError as error:
         raise ValueError(
             f"{path} is not a store of histories, or it is damaged ({error}): restore it from a "

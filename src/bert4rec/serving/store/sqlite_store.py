@@ -62,12 +62,7 @@ class SQLiteStore:
             raise ValueError(f"the store sqlite:{path} has no file name: write sqlite:PATH")
         check_text("the path of the store", path)
         file = Path(path).expanduser()
-        try:
-            await asyncio.to_thread(prepare_file, file, may_create=may_create)
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                raise StoreUnavailable(f"another process holds the store {file}") from None
-            raise ValueError(f"the store {file} cannot be opened: {error}") from None
+        await asyncio.to_thread(prepare_file, file, may_create=may_create)
         return cls(file)
 
     async def add(self, events: Sequence[Event]) -> AddResult:
