@@ -49,8 +49,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 class BodyRoutes:
     """Calls the routes with a body directly; FastAPI only describes them.
 
-    FastAPI takes JSON that is not strict, and as long for a small request as the model for its share of a
-    batch. An empty body is an empty object. The guard turns exceptions into responses.
+    Its own way takes JSON that is not strict, and longer. An empty body is an empty object. The guard
+    turns exceptions into responses.
     """
 
     def __init__(self, app: FastAPI) -> None:
