@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -66,7 +66,12 @@ class BodyRoutes:
             return
         endpoint, schema = self._endpoints[scope["path"]]
         message = await receive()  # the guard has read the whole body
-        response = await endpoint(schema.validate_python(parse(message.get("body") or b"{}")))
+        try:
+            body = schema.validate_python(parse(message.get("body") or b"{}"))
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_context=False, include_input=False)
+            raise problems.invalid([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+        response = await endpoint(body)
         await response(scope, receive, send)
 
 

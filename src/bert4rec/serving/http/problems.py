@@ -15,7 +15,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from bert4rec.serving.http.strict_json import NotStrictJSON
@@ -75,9 +74,6 @@ def problem_of(error: Exception) -> Problem | None:
             return Problem(422, "invalid", f"The body is not JSON: {error}", "body")
         case RequestValidationError():
             return invalid(error.errors())
-        case ValidationError():
-            errors = error.errors(include_url=False, include_context=False, include_input=False)
-            return invalid([{**each, "loc": ("body", *each["loc"])} for each in errors])
         case HTTPException(status_code=status):
             code, message = _BY_STATUS.get(status, (f"http_{status}", "The request was refused."))
             return Problem(status, code, message, headers=error.headers)
