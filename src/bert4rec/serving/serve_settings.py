@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ MAX_FOUND = 100  # items or users per search
 MAX_ID = 1_000  # characters
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LIMITS = "Limits"
+limit = functools.partial(typer.Option, rich_help_panel="Limits")
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,11 @@ class ServeSettings:
         list[str] | None, typer.Option(help="Another host name to answer to without keys; may be repeated.")
     ] = None
     watch: Annotated[bool, typer.Option("--watch", help="Load a new model as soon as it is in the directory.")] = False
-    max_batch: Annotated[int, typer.Option(help="Histories per batch of the model.", min=1, rich_help_panel=LIMITS)] = (
-        16
-    )
-    max_waiting: Annotated[
-        int, typer.Option(help="Histories in the queue; beyond it, 503.", min=1, rich_help_panel=LIMITS)
-    ] = 128
-    answer_within: Annotated[
-        float,
-        typer.Option(help="Seconds; a request that would take longer gets 503.", min=1e-6, rich_help_panel=LIMITS),
-    ] = 2.0
-    drain: Annotated[
-        float, typer.Option(help="Seconds to keep answering after SIGTERM.", min=0, rich_help_panel=LIMITS)
-    ] = 0.5
-    threads: Annotated[int, typer.Option(help="Cores per batch of the model.", min=1, rich_help_panel=LIMITS)] = 1
+    max_batch: Annotated[int, limit(help="Histories per batch of the model.", min=1)] = 16
+    max_waiting: Annotated[int, limit(help="Histories in the queue; beyond it, 503.", min=1)] = 128
+    answer_within: Annotated[float, limit(help="Seconds; a request that would take longer gets 503.", min=1e-6)] = 2.0
+    drain: Annotated[float, limit(help="Seconds to keep answering after SIGTERM.", min=0)] = 0.5
+    threads: Annotated[int, limit(help="Cores per batch of the model.", min=1)] = 1
     retrieval: Annotated[
         Literal["auto", "exact"],
         typer.Option(help="auto: use the model's index if it has one; exact: score all items."),

@@ -184,7 +184,7 @@ class RedisStore:
         for user in numbers:
             keys += (self._history(user), self._ids(user))
         with _as_unavailable():
-            args = [STORED_EVENTS, json.dumps(list(numbers)), json.dumps(rows)]
+            args = (STORED_EVENTS, json.dumps(list(numbers)), json.dumps(rows))
             n_stored, n_duplicates = await self._add(keys=keys, args=args)
         if n_stored < 0:
             raise conflict()

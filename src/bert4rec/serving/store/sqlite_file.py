@@ -6,6 +6,7 @@ before its events are acknowledged. `secure_delete` overwrites what is erased.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -60,14 +61,12 @@ def remove_traces(connection: sqlite3.Connection, *, however_large: bool = False
 
 def compact(path: Path) -> None:
     """Rewrite the file without unused space. Writers wait meanwhile, readers do not."""
-    prepare_file(path, may_create=False)
-    connection = connect(path)
     try:
-        remove_traces(connection, however_large=True)
-    except sqlite3.OperationalError as error:
+        prepare_file(path, may_create=False)
+        with contextlib.closing(connect(path)) as connection:
+            remove_traces(connection, however_large=True)
+    except (sqlite3.OperationalError, StoreUnavailable) as error:
         raise ValueError(f"the store {path} cannot be rewritten: {error}") from None
-    finally:
-        connection.close()
 
 
 def prepare_file(path: Path, *, may_create: bool) -> None:
