@@ -101,18 +101,18 @@ class Guard:
         sender = self._sender(send, security_headers(route), request_id)
         needs_model = route in access.NEED_MODEL
         try:
-            answer = self._refusal(scope, route, headers)
-            if answer is None and _has_body(scope, headers):
+            problem = self._refusal(scope, route, headers)
+            if problem is None and _has_body(scope, headers):
                 self._n_reading += needs_model
                 try:
                     body = await self._read(receive, headers)
                 finally:
                     self._n_reading -= needs_model
                 if isinstance(body, Problem):
-                    answer = body
+                    problem = body
                 else:
                     receive = _replay(body, receive)
-            app = self._app if answer is None else answer.response
+            app = self._app if problem is None else problem.response
             self._n_active += needs_model
             try:
                 await app(scope, receive, sender.send)
