@@ -67,16 +67,13 @@ class Service:
         self.is_draining = False
         self.metrics = self
         self.refused: Problem | None = None
-        self.answers: list[tuple[str, str, int, float]] = []
+        self.answers: list[tuple[str, str, int, float | None]] = []
 
     def refusal(self, n_active: int) -> Problem | None:
         return self.refused
 
-    def on_response(self, method: str, route: str, status: int, seconds: float) -> None:
+    def on_response(self, method: str, route: str, status: int, seconds: float | None) -> None:
         self.answers.append((method, route, status, seconds))
-
-    def on_refusal(self, method: str, route: str, status: int) -> None:
-        self.answers.append((method, route, status, 0.0))
 
 
 Headers = Iterable[tuple[bytes, bytes]]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+from pydantic import TypeAdapter
 
 from bert4rec.config import load_config, resolve
 from bert4rec.data.sequences import Vocabulary
@@ -115,9 +116,10 @@ def serve_with(settings: ServeSettings, environment: dict[str, str] | None = Non
         "import sys\n"
         "from bert4rec.serving.server import serve\n"
         "from bert4rec.serving.serve_settings import ServeSettings\n"
-        "serve(ServeSettings.model_validate_json(sys.argv[1]))"
+        "from pydantic import TypeAdapter\n"
+        "serve(TypeAdapter(ServeSettings).validate_json(sys.argv[1]))"
     )
-    words = [program, settings.model_dump_json()]
+    words = [program, TypeAdapter(ServeSettings).dump_json(settings).decode()]
     with _running(words, settings.port, settings.model.parent, environment) as served:
         yield served
 

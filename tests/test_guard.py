@@ -67,7 +67,7 @@ class TestRefusals:
         "host", [b"localhost", b"LOCALHOST:1", b"127.0.0.1", b"127.0.0.1:65535", b"[::1]:80", b"our.name:8"]
     )
     def test_without_keys_this_machine_is_answered(self, host: bytes) -> None:
-        assert Site(allowed_hosts=("our.name",)).ask("GET", "/v1/items", host=host).status == 200
+        assert Site(allowed_host=["our.name"]).ask("GET", "/v1/items", host=host).status == 200
 
     @pytest.mark.parametrize(
         "host",

@@ -1,6 +1,7 @@
 """Requests that wait are computed together, in order, within bounds. No real time passes here."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -150,9 +151,13 @@ def test_an_error_reaches_those_in_its_batch_and_nobody_else() -> None:
 
 def test_unsent_large_responses_are_bounded() -> None:
     budget = ResponseBudget()
-    for _ in range(4):
-        budget.take(250_000)
-    with pytest.raises(Overloaded):
-        budget.take(1)
-    budget.give_back(250_000)
-    budget.take(250_000)
+    with contextlib.ExitStack() as unsent:
+        for _ in range(3):
+            unsent.enter_context(budget.share(250_000))
+        with pytest.raises(ConnectionError), budget.share(250_000):
+            raise ConnectionError  # not sent: its share is free again
+        unsent.enter_context(budget.share(250_000))
+        with pytest.raises(Overloaded), budget.share(1):
+            pass
+    with budget.share(1_000_000):
+        pass

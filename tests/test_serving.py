@@ -263,7 +263,7 @@ def test_what_is_on_disk_is_tried_once(tmp_path: Path) -> None:
     """A refused model is not loaded again and again, nor a good one beside it, until a change."""
     save_model(tmp_path / "a", seed=1)
     save_model(tmp_path / "popularity", seed=2)
-    registry = ModelRegistry([tmp_path / "a", tmp_path / "popularity"], lambda changed: None)
+    registry = ModelRegistry([tmp_path / "a", tmp_path / "popularity"])
     registry.load()
     assert set(registry.models) == {"a", "popularity", "popularity-2"}
     assert not registry.has_news()

@@ -41,7 +41,7 @@ class Measured:
 def load(port: int, *, connections: int, seconds: float, delay_ms: float = 0, manner: str = "") -> Measured:
     """Each connection sends a request, gets its response, waits `delay_ms` (x 0.5 to 1.5), repeats.
 
-    wrk counts whole seconds. The manners "batch" and "patient" (see recommend.lua) need wrk.
+    wrk counts whole seconds. The manner "patient" (see recommend.lua) needs wrk.
     """
     if WRK is None:
         if manner:

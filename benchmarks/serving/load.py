@@ -159,27 +159,12 @@ def recovery(port: int, normal_ms: float, seconds: float) -> float | None:
     return after if after < seconds else None
 
 
-def compare_routes(served: Served, n_rounds: int, seconds: float) -> None:
-    """The short way of /v1/recommend beside the framework's, which a batch of one history takes."""
-    for connections in (1, 64):
-        rates: dict[str, list[float]] = {"": [], "batch": []}
-        for _ in range(n_rounds):
-            for manner, found in rates.items():
-                measured = load(served.port, connections=connections, seconds=seconds, manner=manner)
-                found.append(measured.ok_rate)
-        short, framework = median(rates[""]), median(rates["batch"])
-        print(
-            f"{connections} connections: {short:,.0f} a second by the short way, {framework:,.0f} through the framework"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="of one measurement")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs/results/serving")
     parser.add_argument("--serve", default="", help="more options of bert4rec serve, in one word")
-    parser.add_argument("--compare-routes", action="store_true", help="only that, and no file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = machine() | {
@@ -192,9 +177,6 @@ def main() -> None:
     with servers(*arguments.serve.split()) as (batching, one_at_a_time):
         for served in (batching, one_at_a_time):
             load(served.port, connections=8, seconds=1)  # warm
-        if arguments.compare_routes:
-            compare_routes(batching, arguments.rounds, arguments.seconds)
-            return
         rates = throughput(batching, one_at_a_time, arguments.rounds, arguments.seconds)
         result["throughput"] = rates
         gain = rates["64"]["per_second"] / rates["64, one at a time"]["per_second"]

@@ -1,6 +1,6 @@
 -- wrk requests recommendations: histories of 50 items of a catalogue of 3,416.
---   wrk ... -s recommend.lua URL -- DELAY [batch | patient]
--- DELAY: milliseconds between a response and the next request; batch: use /v1/recommend/batch, of one;
+--   wrk ... -s recommend.lua URL -- DELAY [patient]
+-- DELAY: milliseconds between a response and the next request;
 -- patient: who is refused waits a second, as Retry-After says, before the next request.
 -- At the end one line of JSON.
 
@@ -36,14 +36,9 @@ function init(arguments)
     for place = 1, LENGTH do
       items[place] = '"item-' .. math.random(0, N_ITEMS - 1) .. '"'
     end
-    local path = "/v1/recommend"
     local content = '{"history":[' .. table.concat(items, ",") .. '],"k":10}'
-    if arguments[2] == "batch" then
-      path = "/v1/recommend/batch"
-      content = '{"histories":[[' .. table.concat(items, ",") .. ']],"k":10}'
-    end
     local headers = {["content-type"] = "application/json"}
-    requests[body] = wrk.format("POST", path, headers, content)
+    requests[body] = wrk.format("POST", "/v1/recommend", headers, content)
   end
 end
 

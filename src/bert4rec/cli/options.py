@@ -1,7 +1,7 @@
 """Options that several commands share, among them those that say how to read a table.
 
-Typer has no groups of options. So `reads_a_table` adds them to a command's signature, and the
-command gets them as one value.
+Typer has no groups of options. So `takes` adds them to a command's signature, and the command gets
+them as one value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import typer
 
@@ -176,19 +176,27 @@ class TableOptions:
         return words
 
 
-def reads_a_table(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with these options in place of its parameter `table`."""
-    options = inspect.signature(TableOptions, eval_str=True).parameters
-    signature = inspect.signature(command, eval_str=True)
-    kept = [each for each in signature.parameters.values() if each.name != "table"]
-    added = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options.values()]
+def takes(group: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the options in the fields of a dataclass in place of the command's parameter `name`."""
+    fields_of_group = inspect.signature(group, eval_str=True).parameters.values()
+    options = {each.name: each for each in fields_of_group if get_origin(each.annotation) is Annotated}
 
-    @functools.wraps(command)
-    def with_options(*args: Any, **given: Any) -> None:
-        table = TableOptions(**{name: given.pop(name) for name in options})
-        command(*args, table=table, **given)
+    def with_group(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        kept = [each for each in signature.parameters.values() if each.name != name]
+        added = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options.values()]
 
-    parameters = [*kept, *added]
-    with_options.__dict__["__signature__"] = signature.replace(parameters=parameters)
-    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
-    return with_options
+        @functools.wraps(command)
+        def with_options(*args: Any, **given: Any) -> None:
+            grouped = group(**{option: given.pop(option) for option in options})
+            command(*args, **{name: grouped}, **given)
+
+        parameters = [*kept, *added]
+        with_options.__dict__["__signature__"] = signature.replace(parameters=parameters)
+        with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+        return with_options
+
+    return with_group
+
+
+reads_a_table = takes(TableOptions, "table")

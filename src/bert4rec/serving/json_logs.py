@@ -36,9 +36,8 @@ class JSONLogFormatter(logging.Formatter):
             "logger": record.name,
             "message": message[:MAX_TEXT],
         }
-        for name, value in vars(record).items():
-            if name not in _STANDARD and name not in facts:
-                facts[name] = value
+        extra = vars(record).keys() - _STANDARD - facts.keys()
+        facts |= {name: value for name, value in vars(record).items() if name in extra}
         if record.exc_info and record.exc_info[0] is not None:
             facts["traceback"] = self.formatException(record.exc_info)[-MAX_TEXT:]
         try:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,10 +31,9 @@ class TitleSearch:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._by_popularity = np.argsort(-vocabulary.counts, kind="stable")
-        names = (plain(self._name(int(token))) for token in self._by_popularity)
+        names = [plain(vocabulary.title(token) or vocabulary.ids[token]) for token in map(int, self._by_popularity)]
         self._text = SEPARATOR + SEPARATOR.join(names) + SEPARATOR
-        letters = np.frombuffer(self._text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        self._starts = np.flatnonzero(letters == ord(SEPARATOR))
+        self._starts = np.cumsum([0, *(len(name) + 1 for name in names)])  # of the separators
 
     def find(self, query: str, limit: int) -> list[int]:
         """Tokens of items whose title contains `query`: first at its start, then at a word's."""
@@ -56,9 +55,6 @@ class TitleSearch:
         while place != -1:
             yield int(np.searchsorted(self._starts, place, side="right")) - 1, place
             place = self._text.find(wanted, place + 1)
-
-    def _name(self, token: int) -> str:
-        return self._vocabulary.title(token) or self._vocabulary.ids[token]
 
 
 def plain(text: str) -> str:
@@ -125,20 +121,11 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """Readers take `models` once and use what they got: it is replaced as a whole, never changed.
+    """Readers take `models` once and use what they got: it is replaced as a whole, never changed."""
 
-    `on_change` is called with the new models.
-    """
-
-    def __init__(
-        self,
-        directories: Sequence[Path],
-        on_change: Callable[[dict[str, ServedModel]], None],
-        retrieval: Retrieval = "auto",
-    ) -> None:
+    def __init__(self, directories: Sequence[Path], retrieval: Retrieval = "auto") -> None:
         self.directories, self._retrieval = name_models(directories), retrieval
         self.default = next(iter(self.directories))
-        self._on_change = on_change
         self._loading = asyncio.Lock()
         self._refused: object = None  # what was on disk when a model was refused
         self.models: dict[str, ServedModel] = {}
@@ -147,9 +134,6 @@ class ModelRegistry:
         """The first load; a ValueError says what is wrong."""
         found = self.directories.items()
         self._replace({name: load_model(path, name, self._retrieval) for name, path in found})
-
-    def get(self, name: str | None) -> ServedModel | None:
-        return self.models.get(self.default if name is None else name)
 
     async def reload(self) -> list[tuple[ServedModel, bool]]:
         """Load and check new models beside the old, then switch: each model, and is it new?"""
@@ -187,7 +171,6 @@ class ModelRegistry:
 
     def _replace(self, loaded: dict[str, ServedModel]) -> None:
         self.models = {"popularity": loaded[self.default].popularity()} | loaded
-        self._on_change(self.models)
 
 
 def name_models(directories: Sequence[Path]) -> dict[str, Path]:

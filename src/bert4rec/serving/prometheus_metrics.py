@@ -45,13 +45,11 @@ class ServiceMetrics:
         self._seconds_of = functools.cache(lambda route: self.seconds.labels(route))
         self._infos: set[tuple[str, str, str]] = set()
 
-    def on_response(self, method: str, route: str, status: int, seconds: float) -> None:
+    def on_response(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Refusals have no time: thousands of instant ones would hide how long responses take."""
         self._count_of(method, route, str(status)).inc()
-        self._seconds_of(route).observe(seconds)
-
-    def on_refusal(self, method: str, route: str, status: int) -> None:
-        """Without a time: thousands of instant refusals would hide how long responses take."""
-        self._count_of(method, route, str(status)).inc()
+        if seconds is not None:
+            self._seconds_of(route).observe(seconds)
 
     def on_batch(self, n: int, seconds: float, n_waiting: int) -> None:
         self.waiting.set(n_waiting)

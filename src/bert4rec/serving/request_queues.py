@@ -7,10 +7,11 @@ responses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -40,21 +41,14 @@ class TooLate(Problem):
         super().__init__(503, "too_late", message, headers={"retry-after": "1"})
 
 
-@dataclass(eq=False)
-class PendingRequests(Generic[Request, Result]):
-    """The histories of one HTTP request, and the results so far."""
+@dataclass(eq=False, slots=True)
+class WaitingPart(Generic[Request, Result]):
+    """Histories of one HTTP request that wait together, and the results so far."""
 
     requests: Sequence[Request]
     deadline: float
     future: asyncio.Future[list[Result]]
     results: list[Result] = field(default_factory=list)
-
-    @property
-    def n_left(self) -> int:
-        return len(self.requests) - len(self.results)
-
-
-Part = tuple[PendingRequests[Request, Result], Sequence[Request]]
 
 
 @dataclass
@@ -62,7 +56,7 @@ class BatchingQueue(Generic[Request, Result]):
     """Requests that arrive while the model is busy are computed together, in the next batch.
 
     A lone request does not wait: the model takes what is there as soon as it is free. An HTTP
-    request of more than `max_batch` histories is computed in parts, with others in between.
+    request of more than `max_batch` histories waits in parts, with others in between.
 
     `compute` runs on the event loop's own thread. On another thread it would compete with the loop
     for Python's lock at each of its hundred small operations. Workers are the way to more cores.
@@ -76,7 +70,7 @@ class BatchingQueue(Generic[Request, Result]):
     clock: Callable[[], float] = time.monotonic
 
     n_waiting: int = 0
-    _queue: deque[PendingRequests[Request, Result]] = field(default_factory=deque)
+    _queue: deque[tuple[WaitingPart[Request, Result], Request]] = field(default_factory=deque)
     _seconds_each: float = 0.001  # moving average, to estimate how long a new request will wait
     _is_scheduled: bool = False
 
@@ -92,12 +86,21 @@ class BatchingQueue(Generic[Request, Result]):
         if seconds := self.retry_after():
             raise Overloaded(seconds)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Result]] = loop.create_future()
         deadline = self.clock() + self.answer_within
-        self._queue.append(PendingRequests(requests, deadline, future))
-        self.n_waiting += len(requests)
-        self._schedule(loop)
-        return await future
+        results: list[Result] = []
+        n_later = len(requests)  # counted as waiting, but behind those who come in between
+        self.n_waiting += n_later
+        try:
+            while n_later:
+                part = WaitingPart(requests[-n_later:][: self.max_batch], deadline, loop.create_future())
+                n_later -= len(part.requests)
+                self._queue.extend((part, request) for request in part.requests)
+                self._schedule(loop)
+                results += await part.future
+                deadline = math.inf  # what has begun is finished
+        finally:
+            self.n_waiting -= n_later
+        return results
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run after what the loop has to do already, so that arrived requests join the batch."""
@@ -108,51 +111,36 @@ class BatchingQueue(Generic[Request, Result]):
     def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_scheduled = False
         started = self.clock()
-        parts = self._take(started)
-        batch = [request for _, part in parts for request in part]
+        batch = self._take(started)
         if batch:
             try:
-                results = self.compute(batch)
+                results = self.compute([request for _, request in batch])
+                for (part, _), result in zip(batch, results, strict=True):
+                    part.results.append(result)
+                    if len(part.results) == len(part.requests):
+                        part.future.set_result(part.results)
             except Exception as error:  # everybody in the batch gets it
-                for pending, part in parts:
-                    self.n_waiting -= pending.n_left - len(part)
-                    pending.future.set_exception(error)
-            else:
-                self._deliver(parts, results)
+                for part, _ in batch:
+                    if not part.future.done():
+                        part.future.set_exception(error)
             seconds = self.clock() - started
             self._seconds_each += 0.1 * (seconds / len(batch) - self._seconds_each)
             self.on_batch(len(batch), seconds, self.n_waiting)
         if self._queue:
             self._schedule(loop)
 
-    def _take(self, now: float) -> list[Part[Request, Result]]:
-        """The oldest requests, as much of each as fits; late and abandoned ones are dropped."""
-        parts: list[Part[Request, Result]] = []
-        n_free = self.max_batch
-        while self._queue and n_free:
-            pending = self._queue.popleft()
-            is_late = pending.deadline < now and not pending.results  # what has begun is finished
-            if is_late and not pending.future.done():
-                pending.future.set_exception(TooLate())
-            if pending.future.done():  # late, or the client has gone
-                self.n_waiting -= pending.n_left
-                continue
-            first = len(pending.results)
-            part = pending.requests[first : first + n_free]
-            parts.append((pending, part))
-            n_free -= len(part)
-            self.n_waiting -= len(part)
-        return parts
-
-    def _deliver(self, parts: list[Part[Request, Result]], results: list[Result]) -> None:
-        first = 0
-        for pending, part in parts:
-            pending.results += results[first : first + len(part)]
-            first += len(part)
-            if pending.n_left:
-                self._queue.append(pending)  # behind those who are waiting already
-            else:
-                pending.future.set_result(pending.results)
+    def _take(self, now: float) -> list[tuple[WaitingPart[Request, Result], Request]]:
+        """The oldest that wait; late and abandoned ones are dropped."""
+        batch: list[tuple[WaitingPart[Request, Result], Request]] = []
+        while self._queue and len(batch) < self.max_batch:
+            part, request = self._queue.popleft()
+            self.n_waiting -= 1
+            if not part.future.done():  # nor has the client gone
+                if part.deadline < now and not part.results:
+                    part.future.set_exception(TooLate())
+                else:
+                    batch.append((part, request))
+        return batch
 
 
 class ThreadQueue:
@@ -187,10 +175,13 @@ class ResponseBudget:
     def __init__(self) -> None:
         self._n_free = self.MAX_ITEMS
 
-    def take(self, n: int) -> None:
+    @contextlib.contextmanager
+    def share(self, n: int) -> Iterator[None]:
+        """Room for `n` items until the response was sent, or could not be."""
         if n > self._n_free:
             raise Overloaded
         self._n_free -= n
-
-    def give_back(self, n: int) -> None:
-        self._n_free += n
+        try:
+            yield
+        finally:
+            self._n_free += n

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import typer
 
 MAX_BODY = 2**20  # bytes, chunked bodies too
 MAX_HISTORY = 1_000
@@ -17,34 +19,61 @@ MAX_FOUND = 100  # items or users per search
 MAX_ID = 1_000  # characters
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+limit = functools.partial(typer.Option, rich_help_panel="Limits")
 
 
-class ServeSettings(BaseModel):
-    """Times are in seconds."""
+@dataclass(frozen=True)
+class ServeSettings:
+    """What has a description is an argument or option of `bert4rec serve`. Times are in seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model: Annotated[Path, typer.Argument(help="Directory of a trained model.")]
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others can reach needs keys.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000
+    workers: Annotated[int, typer.Option(help="Number of processes; they share histories in the store.", min=1)] = 1
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="Another model to compare with on the page; may be repeated.")
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="BERT4REC_STORE",
+            help="Where histories are stored: sqlite:FILE or redis://HOST:PORT/DB; default: sqlite:MODEL.histories.db.",
+        ),
+    ] = None
+    keys: Annotated[Path | None, typer.Option(help="File of API keys, with lines `read KEY` or `admin KEY`.")] = None
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Another host name to answer to without keys; may be repeated.")
+    ] = None
+    watch: Annotated[bool, typer.Option("--watch", help="Load a new model as soon as it is in the directory.")] = False
+    max_batch: Annotated[int, limit(help="Histories per batch of the model.", min=1)] = 16
+    max_waiting: Annotated[int, limit(help="Histories in the queue; beyond it, 503.", min=1)] = 128
+    answer_within: Annotated[float, limit(help="Seconds; a request that would take longer gets 503.", min=1e-6)] = 2.0
+    drain: Annotated[float, limit(help="Seconds to keep answering after SIGTERM.", min=0)] = 0.5
+    threads: Annotated[int, limit(help="Cores per batch of the model.", min=1)] = 1
+    retrieval: Annotated[
+        Literal["auto", "exact"],
+        typer.Option(help="auto: use the model's index if it has one; exact: score all items."),
+    ] = "auto"
+    access_log: Annotated[bool, typer.Option("--access-log/--no-access-log", help="Log a line per request.")] = True
+    watch_every: float = 1.0
+    header_within: float = 10.0
+    body_within: float = 10.0
+    send_within: float = 20.0
 
-    model: Path
-    compare: tuple[Path, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    workers: int = Field(1, ge=1)
-    store: str
-    keys: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    watch: bool = False
-    watch_every: float = Field(1.0, gt=0)
-    max_batch: int = Field(16, ge=1, description="histories per batch of the model")
-    max_waiting: int = Field(128, ge=1, description="histories in the queue; beyond it, 503")
-    answer_within: float = Field(2.0, gt=0, description="a request that would take longer gets 503")
-    header_within: float = Field(10.0, gt=0)
-    body_within: float = Field(10.0, gt=0)
-    send_within: float = Field(20.0, gt=0)
-    drain: float = Field(0.5, ge=0, description="keep answering this long after SIGTERM")
-    threads: int = Field(1, ge=1, description="cores per batch of the model")
-    retrieval: Literal["auto", "exact"] = Field("auto", description="exact: never use an index")
-    access_log: bool = True
+    @property
+    def models(self) -> tuple[Path, ...]:
+        return (self.model, *(self.compare or ()))
+
+    @property
+    def store_url(self) -> str:
+        return self.store or f"sqlite:{self.model.absolute()}.histories.db"
 
     @property
     def is_local(self) -> bool:
         return self.host in LOOPBACK
+
+    @property
+    def url(self) -> str:
+        """Where this machine finds the page."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '::') else host}:{self.port}/"

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ PR_SET_PDEATHSIG = 1
 
 def check_before_start(settings: ServeSettings) -> None:
     """Raise a ValueError for what is wrong before any worker starts, without loading torch."""
-    for directory in (settings.model, *settings.compare):
+    for directory in settings.models:
         if not directory.is_dir():
             raise ValueError(f"{directory} is not a directory: train a model there first")
         verify_manifest(directory)
@@ -56,7 +56,7 @@ def check_before_start(settings: ServeSettings) -> None:
             "with a line `read KEY` and a line `admin KEY` and pass it with --keys, or set "
             "BERT4REC_READ_KEY and BERT4REC_ADMIN_KEY"
         )
-    check_store_url(settings.store)
+    check_store_url(settings.store_url)
     _check_address(settings.host, settings.port)
 
 
@@ -126,7 +126,9 @@ def serve(settings: ServeSettings, *, on_ready: Callable[[], None] | None = None
         signal.signal(signal.SIGUSR1, on_worker_ready)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # inherited by a new worker
 
-    with _shared_metrics(settings.workers):
+    with tempfile.TemporaryDirectory(prefix="bert4rec-metrics-") as folder:
+        if settings.workers > 1:  # they count in files of one folder, which the Prometheus client adds up
+            os.environ[METRICS_FOLDER] = folder
         server.serve(target_loader=partial(_load_app, settings, os.getpid()), wrap_loader=False)
 
 
@@ -142,14 +144,3 @@ def _load_app(settings: ServeSettings, main_pid: int) -> Any:
     from bert4rec.serving.http.app import make_app
 
     return make_app(settings, main_pid)
-
-
-@contextlib.contextmanager
-def _shared_metrics(n_workers: int) -> Iterator[None]:
-    """Several workers count in files of one folder, which the Prometheus client adds up."""
-    if n_workers == 1:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="bert4rec-metrics-") as folder:
-        os.environ[METRICS_FOLDER] = folder
-        yield

@@ -36,8 +36,7 @@ class Service:
     def __init__(self, settings: ServeSettings, main_pid: int | None) -> None:
         self.settings, self._main_pid = settings, main_pid
         self.metrics = ServiceMetrics()
-        directories = (settings.model, *settings.compare)
-        self.registry = ModelRegistry(directories, self._on_models, settings.retrieval)
+        self.registry = ModelRegistry(settings.models, settings.retrieval)
         self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
         self._queue = BatchingQueue(
             recommend_by_model, settings.max_batch, settings.max_waiting, settings.answer_within, self.metrics.on_batch
@@ -46,7 +45,7 @@ class Service:
         self.searching = ThreadQueue(SEARCHES_WAITING, settings.answer_within)
         self.budget = ResponseBudget()
         self.is_draining = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._is_reload_asked = asyncio.Event()
         self.store: HistoryStore
 
     async def start(self) -> None:
@@ -54,22 +53,21 @@ class Service:
         keep_freed_memory()
         torch.set_num_threads(self.settings.threads)
         self.registry.load()
-        self.store = await open_store(self.settings.store)
+        self._count_models()
+        self.store = await open_store(self.settings.store_url)
         loop = asyncio.get_running_loop()
-        for number, handler in ((signal.SIGHUP, self._on_hangup), (signal.SIGUSR2, self.drain)):
+        for number, handler in ((signal.SIGHUP, self._is_reload_asked.set), (signal.SIGUSR2, self.drain)):
             loop.add_signal_handler(number, handler)
         if self.registry.has_news():  # a new model and its signal came while this one loaded
             await self._reload_quietly()
-        if self.settings.watch:
-            self._tasks.append(loop.create_task(self._watch()))
+        self._reloading = loop.create_task(self._reload_on_news())
         gc.collect()
         gc.freeze()  # what is there now stays: no need to traverse it in every collection
         gc.set_threshold(*GC_THRESHOLDS)
         log.info("ready", extra={"models": {n: m.version for n, m in self.registry.models.items()}})
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._reloading.cancel()
         self.explaining.close()
         self.searching.close()
         await self.store.close()
@@ -78,7 +76,7 @@ class Service:
         self.is_draining = True
 
     def model(self, name: str | None) -> ServedModel:
-        found = self.registry.get(name)
+        found = self.registry.models.get(self.registry.default if name is None else name)
         if found is None:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found
@@ -105,28 +103,29 @@ class Service:
             self.metrics.reloads.labels("refused").inc()
             raise
         if any(is_new for _, is_new in models):
+            self._count_models()
             self.metrics.reloads.labels("loaded").inc()
         return models
+
+    def _count_models(self) -> None:
+        self.metrics.on_models({(name, m.version, m.kind) for name, m in self.registry.models.items()})
 
     def signal_main(self, number: signal.Signals) -> None:
         """Tell the main process what concerns all workers."""
         if self._main_pid is not None:
             os.kill(self._main_pid, number)
 
-    def _on_models(self, models: dict[str, ServedModel]) -> None:
-        infos = {(name, model.version, model.kind) for name, model in models.items()}
-        self.metrics.on_models(infos)
-
-    def _on_hangup(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reload_quietly())
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
-
-    async def _watch(self) -> None:
+    async def _reload_on_news(self) -> None:
+        """After SIGHUP and, if the settings say so, when something new is on disk."""
         while True:
-            await asyncio.sleep(self.settings.watch_every)
-            if await asyncio.to_thread(self.registry.has_news):
-                await self._reload_quietly()
+            try:
+                async with asyncio.timeout(self.settings.watch_every if self.settings.watch else None):
+                    await self._is_reload_asked.wait()
+            except TimeoutError:
+                if not await asyncio.to_thread(self.registry.has_news):
+                    continue
+            self._is_reload_asked.clear()
+            await self._reload_quietly()
 
     async def _reload_quietly(self) -> None:
         try:

@@ -33,12 +33,14 @@ MIN_KEY_LENGTH, MAX_KEY_LENGTH = 16, 512
 _USED_HEADERS = frozenset(
     b"host origin authorization x-api-key x-request-id content-type content-length transfer-encoding".split()
 )
-_OPEN = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json"))
-_OPEN_FOLDERS = ("/web/", "/docs/")
+_USER, _USERS_ITEMS = "/v1/users/{user}", "/v1/users/{user}/recommendations"
+_OPEN = frozenset(("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/web/*", "/docs/*"))
 _READING_POSTS = frozenset(("/v1/recommend", "/v1/recommend/batch", "/v1/explain"))
 _CHANGING_METHODS = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _METHODS = _CHANGING_METHODS | {"GET", "HEAD", "OPTIONS"}
-_ROUTES = _OPEN | _READING_POSTS | {"/metrics", "/v1/events", "/v1/users", "/v1/items", "/v1/model", "/v1/admin/reload"}
+_PATHS = _OPEN | _READING_POSTS | {"/metrics", "/v1/events", "/v1/users", "/v1/items", "/v1/model", "/v1/admin/reload"}
+# These wait in the model's queue, so that a full queue can refuse them unread.
+NEED_MODEL = frozenset(("/v1/recommend", "/v1/recommend/batch", _USERS_ITEMS))
 _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 _PORT = re.compile(rb":[0-9]{1,5}$")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -56,8 +58,8 @@ class ApiKeys:
         """From a file (lines of `read KEY` or `admin KEY`) and from the environment."""
         found = [] if file is None else _read_key_file(file)
         for name, role in KEY_VARIABLES.items():
-            parts = [part.strip() for part in environment.get(name, "").split(",")]
-            found += [(name, role, part) for part in parts if part]
+            keys = [key.strip() for key in environment.get(name, "").split(",")]
+            found += [(name, role, key) for key in keys if key]
         roles: dict[bytes, Role] = {}
         for where, role, key in found:
             _check_key(where, key)
@@ -82,15 +84,11 @@ def _digest(key: str) -> bytes:
 
 
 def _check_key(where: str, key: str) -> None:
-    if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
+    is_sane = key.isascii() and key.isprintable() and not set(key) & {" ", ","}
+    if not (is_sane and MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH):
         raise ValueError(
-            f"{where}: a key has {len(key)} characters; it needs {MIN_KEY_LENGTH} to "
-            f"{MAX_KEY_LENGTH}: make one with `openssl rand -hex 24`"
-        )
-    if not (key.isascii() and key.isprintable()) or set(key) & {" ", ","}:
-        raise ValueError(
-            f"{where}: a key has characters that do not fit in a header; use letters and digits, "
-            "as in the output of `openssl rand -hex 24`"
+            f"{where}: a key needs {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} characters that fit in a header, as in "
+            "the output of `openssl rand -hex 24`"
         )
 
 
@@ -127,11 +125,11 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return found
 
 
-def needed_role(method: str, path: str) -> Role | None:
-    """None: open to everyone. A changing method needs an admin, except for the listed paths."""
-    if path in _OPEN or path.startswith(_OPEN_FOLDERS):
+def needed_role(method: str, route: str) -> Role | None:
+    """None: open to everyone. A changing method needs an admin, except for the listed routes."""
+    if route in _OPEN:
         return None
-    is_change = method in _CHANGING_METHODS and path not in _READING_POSTS
+    is_change = method in _CHANGING_METHODS and route not in _READING_POSTS
     return Role.ADMIN if is_change else Role.READ
 
 
@@ -176,24 +174,16 @@ def valid_request_id(headers: Headers) -> bytes | None:
     return given if _REQUEST_ID.fullmatch(given) else None
 
 
-def needs_model(path: str) -> bool:
-    """Does this wait in the model's queue, so that a full queue can refuse it unread?"""
-    return path in ("/v1/recommend", "/v1/recommend/batch") or (
-        path.startswith("/v1/users/") and path.endswith("/recommendations")
-    )
-
-
-def route_label(path: str) -> str:
-    """A label for metrics: one of a few, however many ids there are."""
-    if path in _ROUTES:
+def route_of(path: str) -> str:
+    """One of a few, however many ids there are."""
+    if path in _PATHS:
         return path
     if path.startswith("/v1/users/"):
-        has_recommendations = path.endswith("/recommendations")
-        return "/v1/users/{user}/recommendations" if has_recommendations else "/v1/users/{user}"
+        return _USERS_ITEMS if path.endswith("/recommendations") else _USER
     if path.startswith("/v1/items/") and path.endswith("/similar"):
         return "/v1/items/{item}/similar"
-    folder = next((folder for folder in _OPEN_FOLDERS if path.startswith(folder)), None)
-    return "other" if folder is None else f"{folder}*"
+    folder = path[: path.find("/", 1) + 1] + "*"
+    return folder if folder in _OPEN else "other"
 
 
 def method_label(method: str) -> str:

@@ -10,9 +10,9 @@ import signal
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import FastAPI, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bert4rec import __version__
 from bert4rec.data.sequences import id_text
@@ -21,7 +21,6 @@ from bert4rec.serving import serve_settings
 from bert4rec.serving.http import schemas
 from bert4rec.serving.http.problems import Problem
 from bert4rec.serving.model_registry import ModelRefused, ModelRequest, ServedModel
-from bert4rec.serving.request_queues import ResponseBudget
 from bert4rec.serving.service import Service
 from bert4rec.serving.store import Event, EventConflict
 
@@ -35,45 +34,39 @@ Ids = Annotated[list[Id] | None, Query(max_length=serve_settings.MAX_BATCH)]
 MANY_ITEMS = 50
 
 
-def add_api_routes(service: Service, router: APIRouter, *, needs_key: bool) -> None:
-    _add_recommend_routes(service, router)
-    _add_item_routes(service, router)
-    _add_user_routes(service, router)
-    _add_operation_routes(service, router, needs_key)
+def add_api_routes(service: Service, app: FastAPI, *, needs_key: bool) -> None:
+    _add_recommend_routes(service, app)
+    _add_item_routes(service, app)
+    _add_user_routes(service, app)
+    _add_operation_routes(service, app, needs_key)
 
 
-async def recommend_one(service: Service, body: schemas.RecommendRequest) -> Response:
-    served = service.model(body.model)
-    [result] = await service.recommend(served, [model_request(body, body.history)])
-    return json_response(recommended_fields(result) | version_fields(served), served)
-
-
-def _add_recommend_routes(service: Service, router: APIRouter) -> None:
-    @router.post("/v1/recommend", response_model=schemas.RecommendResponse, tags=["recommend"])
+def _add_recommend_routes(service: Service, app: FastAPI) -> None:
+    @app.post("/v1/recommend", response_model=schemas.RecommendResponse, tags=["recommend"])
     async def recommend(body: schemas.RecommendRequest) -> Response:
         """The next items for a history of item ids, oldest first."""
-        return await recommend_one(service, body)
+        served = service.model(body.model)
+        [result] = await service.recommend(served, [model_request(body, body.history)])
+        return json_response(recommended_fields(result), served)
 
-    @router.post("/v1/recommend/batch", response_model=schemas.RecommendBatchResponse, tags=["recommend"])
-    async def recommend_batch(body: schemas.RecommendBatchRequest) -> Response:
+    @app.post("/v1/recommend/batch", response_model=schemas.RecommendBatchResponse, tags=["recommend"])
+    async def recommend_batch(body: schemas.RecommendBatchRequest) -> ASGIApp:
         """The same for many histories, all by the same model version."""
         served = service.model(body.model)
-        n_items = len(body.histories) * min(body.k, len(served.recommender.vocabulary))
-        service.budget.take(n_items)
-        try:
-            requests = [model_request(body, history) for history in body.histories]
-            results = []
-            for result in await service.recommend(served, requests):
-                results.append(orjson.Fragment(dump_json(recommended_fields(result))))
-                if len(result) > MANY_ITEMS:  # up to 256,000 in all: let others run in between
-                    await asyncio.sleep(0)
-            content = dump_json({"results": results} | version_fields(served))
-        except BaseException:
-            service.budget.give_back(n_items)
-            raise
-        return _BudgetedResponse(content, served, service.budget, n_items)
 
-    @router.post("/v1/explain", response_model=schemas.ExplainResponse, tags=["recommend"])
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            with service.budget.share(len(body.histories) * min(body.k, len(served.recommender.vocabulary))):
+                requests = [model_request(body, history) for history in body.histories]
+                results = []
+                for result in await service.recommend(served, requests):
+                    results.append(orjson.Fragment(dump_json(recommended_fields(result))))
+                    if len(result) > MANY_ITEMS:  # up to 256,000 in all: let others run in between
+                        await asyncio.sleep(0)
+                await json_response({"results": results}, served)(scope, receive, send)
+
+        return respond
+
+    @app.post("/v1/explain", response_model=schemas.ExplainResponse, tags=["recommend"])
     async def explain(body: schemas.ExplainRequest) -> Response:
         """How much each item of the history adds to the log-probability of the given items."""
         served = service.model(body.model)
@@ -90,23 +83,19 @@ def _add_recommend_routes(service: Service, router: APIRouter) -> None:
         attention = found[0].attention
         content = {
             "explanations": [
-                {
-                    "item": each.item,
-                    "title": each.title,
-                    "probability": each.probability,
-                    "influences": [influence.influence for influence in each.influences],
-                }
+                {"item": each.item, "title": each.title, "probability": each.probability}
+                | {"influences": [influence.influence for influence in each.influences]}
                 for each in found
             ],
             "read": [{"item": each.item, "title": each.title} for each in found[0].influences],
             "ignored": ignored,
             "attention": None if attention is None else attention.contiguous().numpy(),
         }
-        return json_response(content | version_fields(served), served)
+        return json_response(content, served)
 
 
-def _add_item_routes(service: Service, router: APIRouter) -> None:
-    @router.get("/v1/items", response_model=schemas.ItemsResponse, tags=["items"])
+def _add_item_routes(service: Service, app: FastAPI) -> None:
+    @app.get("/v1/items", response_model=schemas.ItemsResponse, tags=["items"])
     async def items(query: Search = "", limit: Limit = 20, model: ModelName = None) -> Response:
         """Items whose title (or id) matches the query; without a query, the most popular."""
         served = service.model(model)
@@ -118,7 +107,7 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
         ]
         return json_response({"items": found})
 
-    @router.get("/v1/items/{item:path}/similar", response_model=schemas.SimilarResponse, tags=["items"])
+    @app.get("/v1/items/{item:path}/similar", response_model=schemas.SimilarResponse, tags=["items"])
     async def similar(item: str, k: K = 10, model: ModelName = None) -> Response:
         """The items with the most similar vectors; the score is the cosine."""
         served = service.model(model)
@@ -133,11 +122,11 @@ def _add_item_routes(service: Service, router: APIRouter) -> None:
             "title": vocabulary.title(token),
             "items": [{"item": each.item, "title": each.title, "score": each.score} for each in found],
         }
-        return json_response(content | version_fields(served), served)
+        return json_response(content, served)
 
 
-def _add_user_routes(service: Service, router: APIRouter) -> None:
-    @router.post("/v1/events", response_model=schemas.EventsResponse, tags=["users"])
+def _add_user_routes(service: Service, app: FastAPI) -> None:
+    @app.post("/v1/events", response_model=schemas.EventsResponse, tags=["users"])
     async def add_events(body: schemas.EventsRequest) -> Response:
         """Append to users' histories: all events of a request or none, each event id once."""
         events = [Event(id_text(each.user) or "", each.item, each.time, each.id) for each in body.events]
@@ -149,12 +138,12 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
         n_unknown = sum(token(each.item) is None for each in body.events)
         return json_response({"stored": added.stored, "duplicates": added.duplicates, "unknown_items": n_unknown})
 
-    @router.get("/v1/users", response_model=schemas.UsersResponse, tags=["users"])
+    @app.get("/v1/users", response_model=schemas.UsersResponse, tags=["users"])
     async def users(query: Search = "", limit: Limit = 20) -> Response:
         """Users whose id begins with the query, the last active first."""
         return json_response({"users": await service.store.users(query, limit)})
 
-    @router.get("/v1/users/{user:path}/recommendations", response_model=schemas.UserRecommendResponse, tags=["users"])
+    @app.get("/v1/users/{user:path}/recommendations", response_model=schemas.UserRecommendResponse, tags=["users"])
     async def recommend_user(
         user: str, k: K = 10, exclude_seen: bool = True, allow: Ids = None, block: Ids = None, model: ModelName = None
     ) -> Response:
@@ -163,10 +152,9 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
         history = [event.item for event in await service.store.history(user)]
         request = ModelRequest(history, k, exclude_seen, allow, block)
         [result] = await service.recommend(served, [request])
-        content = recommended_fields(result) | version_fields(served) | {"user": user, "n_events": len(history)}
-        return json_response(content, served)
+        return json_response(recommended_fields(result) | {"user": user, "n_events": len(history)}, served)
 
-    @router.get("/v1/users/{user:path}", response_model=schemas.HistoryResponse, tags=["users"])
+    @app.get("/v1/users/{user:path}", response_model=schemas.HistoryResponse, tags=["users"])
     async def stored_history(user: str) -> Response:
         """What is stored about a user, oldest first."""
         events = await service.store.history(user)
@@ -176,25 +164,18 @@ def _add_user_routes(service: Service, router: APIRouter) -> None:
         content = []
         for event in events:
             token = vocabulary.token(event.item)
-            content.append(
-                {
-                    "item": event.item,
-                    "title": None if token is None else vocabulary.title(token),
-                    "known": token is not None,
-                    "time": event.time,
-                    "id": event.id,
-                }
-            )
+            known = {"title": token if token is None else vocabulary.title(token), "known": token is not None}
+            content.append({"item": event.item, **known, "time": event.time, "id": event.id})
         return json_response({"user": user, "events": content})
 
-    @router.delete("/v1/users/{user:path}", response_model=schemas.EraseResponse, tags=["users"])
+    @app.delete("/v1/users/{user:path}", response_model=schemas.EraseResponse, tags=["users"])
     async def erase(user: str) -> Response:
         """Forget everything that is stored about a user."""
         return json_response({"user": user, "erased": await service.store.erase(user)})
 
 
-def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) -> None:
-    @router.get("/v1/model", response_model=schemas.ModelsResponse, tags=["operations"])
+def _add_operation_routes(service: Service, app: FastAPI, needs_key: bool) -> None:
+    @app.get("/v1/model", response_model=schemas.ModelsResponse, tags=["operations"])
     async def model() -> Response:
         """The models that are served, their versions, and the limits of a request."""
         content = {
@@ -213,8 +194,8 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
         }
         return json_response(content)
 
-    @router.post("/v1/admin/reload", response_model=schemas.ReloadResponse, tags=["operations"])
-    async def reload(body: schemas.ReloadRequest | None = None) -> Response:
+    @app.post("/v1/admin/reload", response_model=schemas.ReloadResponse, tags=["operations"])
+    async def reload(body: schemas.RequestBody | None = None) -> Response:
         """Load the model that is on disk now; a broken one is refused and the old one stays."""
         try:
             models = await service.reload()
@@ -225,19 +206,19 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
         content = [{"name": each.name, "version": each.version, "changed": is_new} for each, is_new in models]
         return json_response({"models": content})
 
-    @router.get("/metrics", response_class=Response, tags=["operations"])
+    @app.get("/metrics", response_class=Response, tags=["operations"])
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @router.head("/healthz", include_in_schema=False)
-    @router.get("/healthz", response_model=schemas.StatusResponse, tags=["operations"])
+    @app.head("/healthz", include_in_schema=False)
+    @app.get("/healthz", response_model=schemas.StatusResponse, tags=["operations"])
     async def health() -> Response:
         """The process responds."""
         return json_response({"status": "ok"})
 
-    @router.head("/readyz", include_in_schema=False)
-    @router.get("/readyz", response_model=schemas.StatusResponse, tags=["operations"])
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", response_model=schemas.StatusResponse, tags=["operations"])
     async def ready() -> Response:
         """Model and store are available and the service is not shutting down: send requests."""
         if service.is_draining:
@@ -246,32 +227,17 @@ def _add_operation_routes(service: Service, router: APIRouter, needs_key: bool) 
         return json_response({"status": "ready"})
 
 
-class _BudgetedResponse(Response):
-    """Gives its share of the budget back when it is sent, or could not be."""
-
-    def __init__(self, content: bytes, served: ServedModel, budget: ResponseBudget, n_items: int) -> None:
-        headers = {"x-model-version": served.version}
-        super().__init__(content, headers=headers, media_type="application/json")
-        self._budget, self._n_items = budget, n_items
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._budget.give_back(self._n_items)
-
-
 def dump_json(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def json_response(content: object, served: ServedModel | None = None) -> Response:
-    headers = None if served is None else {"x-model-version": served.version}
+def json_response(content: dict[str, Any], served: ServedModel | None = None) -> Response:
+    """With the version of the model, if it is the result of one."""
+    headers = None
+    if served is not None:
+        content |= {"model": served.name, "model_version": served.version}
+        headers = {"x-model-version": served.version}
     return Response(dump_json(content), media_type="application/json", headers=headers)
-
-
-def version_fields(served: ServedModel) -> dict[str, Any]:
-    return {"model": served.name, "model_version": served.version}
 
 
 def model_request(body: schemas.RequestFilters, history: list[str | int]) -> ModelRequest:

@@ -10,13 +10,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bert4rec.serving.http import access
-from bert4rec.serving.http.problems import INTERNAL, Problem, log_failure
+from bert4rec.serving.http.problems import INTERNAL, Problem, problem_of
 from bert4rec.serving.http.response_sending import (
     MINIMAL_HEADERS,
+    ClientTooSlow,
     ResponseSender,
     reset_connection,
     security_headers,
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
     from bert4rec.serving.service import Service
 
 log = logging.getLogger("bert4rec.serving")
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _BEARER = {"www-authenticate": "Bearer"}
 _CLOSE = {"connection": "close"}
@@ -57,13 +53,12 @@ CUT_OFF = Problem(400, "bad_request", "The body ended too early.", "body", heade
 class Guard:
     """`n_accepted - n_answered` requests are in progress: 0 when everything is drained."""
 
-    def __init__(self, app: App, settings: ServeSettings, keys: access.ApiKeys, service: Service) -> None:
+    def __init__(self, app: ASGIApp, settings: ServeSettings, keys: access.ApiKeys, service: Service) -> None:
         self._app = app
         self._settings = settings
         self._keys = keys
         self._service = service
-        self._hosts = access.AllowedHosts(settings.allowed_hosts)
-        self._headers: dict[str, list[tuple[bytes, bytes]]] = {}
+        self._hosts = access.AllowedHosts(settings.allowed_host or ())
         self._has_unread_timeout = False
         self._prefix = os.urandom(4).hex().encode()
         self._n_active = 0  # requests to the model that were read and are not answered yet
@@ -76,96 +71,84 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
+            self.n_accepted += 1
+            route = access.route_of(scope["path"])
             problem = None
-            if access.needs_model(scope["path"]):
-                n_reading = min(self._n_reading, self._max_reading)
-                problem = self._service.refusal(self._n_active + n_reading + 1)
+            if route in access.NEED_MODEL:
+                problem = self._service.refusal(self._n_active + min(self._n_reading, self._max_reading) + 1)
             if problem is None:
-                await self._answer(scope, receive, send)
+                await self._answer(scope, receive, send, route)
             else:
-                await self._turn_away(scope, send, problem)
+                await self._turn_away(scope, receive, send, route, problem)
         else:  # no websockets here
             await receive()
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _turn_away(self, scope: Scope, send: Send, problem: Problem) -> None:
+    async def _turn_away(self, scope: Scope, receive: Receive, send: Send, route: str, problem: Problem) -> None:
         """Before anything else is looked at: refusing must leave the time for answering."""
-        self.n_accepted += 1
         request_id = b"%s%08x" % (self._prefix, self.n_accepted & 0xFFFFFFFF)
-        headers = [*problem.raw_headers, *MINIMAL_HEADERS, *self._own_headers(request_id)]
-        status = problem.status_code
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": problem.body})
-        self.n_answered += 1
-        method, route = access.method_label(scope["method"]), access.route_label(scope["path"])
-        self._service.metrics.on_refusal(method, route, status)
-        self._log_access(scope, request_id, status, 0.0, len(problem.body))
+        sender = self._sender(send, MINIMAL_HEADERS, request_id)
+        await problem.response(scope, receive, sender.send)
+        self._note(scope, route, request_id, sender, None)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, route: str) -> None:
         began = time.perf_counter()
-        self.n_accepted += 1
         if not self._has_unread_timeout:  # with the first request, the server surely listens
             self._has_unread_timeout = True
             set_unread_timeout(self._settings.send_within)
-        path = scope["path"]
         headers = access.read_headers(scope["headers"])
-        route = access.route_label(path)
         request_id = access.valid_request_id(headers) or os.urandom(8).hex().encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
-        if route not in self._headers:
-            self._headers[route] = security_headers(route)
-        response_headers = [*self._headers[route], *self._own_headers(request_id)]
-        sender = ResponseSender(send, response_headers, self._settings.send_within)
-        needs_model = access.needs_model(path)
+        sender = self._sender(send, security_headers(route), request_id)
+        needs_model = route in access.NEED_MODEL
         try:
-            problem = self._refusal(scope["method"], path, headers)
+            problem = self._refusal(scope, route, headers)
             if problem is None and _has_body(scope, headers):
                 self._n_reading += needs_model
                 try:
                     body = await self._read(receive, headers)
                 finally:
                     self._n_reading -= needs_model
-                if isinstance(body, bytes):
-                    receive = _replay(body, receive)
-                else:
+                if isinstance(body, Problem):
                     problem = body
-            if problem is not None:
-                await sender.send_problem(problem)
-            else:
-                self._n_active += needs_model
-                try:
-                    await self._app(scope, receive, sender.send)
-                finally:
-                    self._n_active -= needs_model
-                if not sender.is_complete:
-                    raise RuntimeError("the app returned without a response")
+                else:
+                    receive = _replay(body, receive)
+            app = self._app if problem is None else problem.response
+            self._n_active += needs_model
+            try:
+                await app(scope, receive, sender.send)
+            finally:
+                self._n_active -= needs_model
+            if not sender.is_complete:
+                raise RuntimeError("the app returned without a response")
         except Exception as error:
-            await self._on_failure(scope, sender, error)
+            await self._on_error(scope, receive, sender, request_id, error)
         finally:
-            self.n_answered += 1
-            seconds = time.perf_counter() - began
-            method = access.method_label(scope["method"])
-            self._service.metrics.on_response(method, route, sender.status, seconds)
-            self._log_access(scope, request_id, sender.status, seconds, sender.n_bytes)
+            self._note(scope, route, request_id, sender, time.perf_counter() - began)
 
-    def _own_headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", request_id)]
+    def _sender(self, send: Send, headers: list[tuple[bytes, bytes]], request_id: bytes) -> ResponseSender:
+        headers = [*headers, (b"x-request-id", request_id)]
         if self._service.is_draining:
             headers.append((b"connection", b"close"))
-        return headers
+        return ResponseSender(send, headers, self._settings.send_within)
 
-    def _log_access(self, scope: Scope, request_id: bytes, status: int, seconds: float, n_bytes: int) -> None:
+    def _note(self, scope: Scope, route: str, request_id: bytes, sender: ResponseSender, seconds: float | None) -> None:
+        """Count and log a response; without a time, one that was refused."""
+        self.n_answered += 1
+        method = scope["method"]
+        self._service.metrics.on_response(access.method_label(method), route, sender.status, seconds)
         if self._settings.access_log:
             client = scope["client"][0] if scope.get("client") else ""
-            method, path = scope["method"], scope["path"]
-            log_access(request_id.decode(), method, path, status, seconds, client, n_bytes)
+            log_access(
+                request_id.decode(), method, scope["path"], sender.status, seconds or 0.0, client, sender.n_bytes
+            )
 
-    def _refusal(self, method: str, path: str, headers: access.Headers) -> Problem | None:
+    def _refusal(self, scope: Scope, route: str, headers: access.Headers) -> Problem | None:
         """Why the rest of the request need not be read."""
-        if not path.startswith("/"):  # CONNECT host:port, OPTIONS *
+        method = scope["method"]
+        if not scope["path"].startswith("/"):  # CONNECT host:port, OPTIONS *
             return NO_PATH
         if self._keys:
-            role = access.needed_role(method, path)
+            role = access.needed_role(method, route)
             if role is not None:
                 key = access.offered_key(headers)
                 found = self._keys.role_of(key)
@@ -202,21 +185,22 @@ class Guard:
                         break
         except TimeoutError:
             return TOO_SLOW
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return b"".join(chunks)
 
-    async def _on_failure(self, scope: Scope, sender: ResponseSender, error: Exception) -> None:
-        if sender.is_complete:  # the app's own handler has answered and logged it
-            return
-        if sender.is_too_slow:
-            facts = {"request_id": scope["state"]["request_id"]}
+    async def _on_error(
+        self, scope: Scope, receive: Receive, sender: ResponseSender, request_id: bytes, error: Exception
+    ) -> None:
+        facts = {"request_id": request_id.decode(), "method": scope["method"], "path": scope["path"][:200]}
+        problem = problem_of(error)
+        if isinstance(error, ClientTooSlow):
             log.info("the client reads its response too slowly", extra=facts)
-        else:
-            log_failure(scope, error)
+        elif problem is None:
+            log.error("request failed", exc_info=error, extra=facts)
         if not sender.has_started:
-            await sender.send_problem(INTERNAL)
-        elif scope.get("client"):  # half a response must not look like a whole one
+            await (problem or INTERNAL).response(scope, receive, sender.send)
+        elif not sender.is_complete and scope.get("client"):  # half a response must not look like a whole one
             host, port = scope["client"]
-            reset_connection((host, int(port)))
+            reset_connection(host, int(port))
 
 
 def _has_body(scope: Scope, headers: access.Headers) -> bool:

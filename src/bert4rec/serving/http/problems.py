@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.exceptions import HTTPException
 
 from bert4rec.serving.http.strict_json import NotStrictJSON
+from bert4rec.serving.store import StoreUnavailable
 
 log = logging.getLogger("bert4rec.serving")
 
@@ -45,82 +46,52 @@ _FIELD = re.compile(r"[a-z][a-z_]{0,39}", re.ASCII)
 _UNION_BRANCHES = frozenset(("str", "int", "float", "bool", "none"))  # not places in a body
 
 
-class ClientTooSlow(Exception):
-    """The client does not read its response. (Frameworks take an OSError for a lost client.)"""
-
-
-class Problem(HTTPException):
-    """An error response. A FastAPI exception, as it passes those on while it reads a body."""
+class Problem(Exception):
+    """An error response: raise it, or send its `response`."""
 
     def __init__(
         self, status: int, code: str, message: str, where: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(status, message[:MAX_MESSAGE], dict(headers or {}))
-        self.code = code
-        self.where = where if where is None else where[:MAX_WHERE]
+        super().__init__(message)
+        self.status_code, self.headers = status, headers
+        self._facts = {"code": code, "message": message[:MAX_MESSAGE], "where": where and where[:MAX_WHERE]}
 
     @cached_property
-    def body(self) -> bytes:
-        facts = {"code": self.code, "message": self.detail, "where": self.where}
-        return json.dumps({"error": facts}).encode("ascii")
-
-    @cached_property
-    def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        return [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(self.body)).encode()),
-            *((k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in self._headers.items()),
-        ]
-
-    @property
-    def _headers(self) -> Mapping[str, str]:
-        return self.headers or {}
-
     def response(self) -> Response:
-        return Response(self.body, self.status_code, self._headers, "application/json")
+        body = json.dumps({"error": self._facts}).encode("ascii")
+        return Response(body, self.status_code, self.headers, "application/json")
 
 
 INTERNAL = Problem(500, "internal", "Something went wrong here; the log has details under the request id.")
 
 
+def problem_of(error: Exception) -> Problem | None:
+    """What to tell the client about an exception; None if it is a failure of ours."""
+    match error:
+        case Problem():
+            return error
+        case NotStrictJSON():
+            return Problem(422, "invalid", f"The body is not JSON: {error}", "body")
+        case RequestValidationError():
+            return invalid(error.errors())
+        case HTTPException(status_code=status):
+            code, message = _BY_STATUS.get(status, (f"http_{status}", "The request was refused."))
+            return Problem(status, code, message, headers=error.headers)
+        case StoreUnavailable():
+            log.error("store unavailable", extra={"reason": str(error)})
+            message = "The history store does not respond. Try again."
+            return Problem(503, "store_unavailable", message, headers={"retry-after": "1"})
+    return None
+
+
 def add_handlers(app: FastAPI) -> None:
-    """Turn every exception of `app` into a problem."""
+    """Turn every exception of `app` into a problem. It raises our failures again, for the guard to log."""
 
-    @app.exception_handler(Problem)
-    async def on_problem(request: Request, error: Problem) -> Response:
-        return error.response()
+    async def answer(request: Request, error: Exception) -> Response:
+        return (problem_of(error) or INTERNAL).response
 
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        return invalid(error.errors()).response()
-
-    @app.exception_handler(StarletteHTTPException)
-    async def on_http_error(request: Request, error: StarletteHTTPException) -> Response:
-        status = error.status_code
-        code, message = _BY_STATUS.get(status, (f"http_{status}", "The request was refused."))
-        return Problem(status, code, message, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def on_failure(request: Request, error: Exception) -> Response:
-        if not isinstance(error, ClientTooSlow):  # handled by the guard
-            log_failure(request.scope, error)
-        return INTERNAL.response()
-
-
-def log_failure(scope: Mapping[str, Any], error: BaseException) -> None:
-    log.error(
-        "request failed",
-        exc_info=error,
-        extra={
-            "request_id": scope.get("state", {}).get("request_id"),
-            "method": scope.get("method"),
-            "path": str(scope.get("path"))[:200],
-        },
-    )
-
-
-def invalid_json(error: NotStrictJSON) -> Problem:
-    return Problem(422, "invalid", f"The body is not JSON: {error}", "body")
+    for kind in (Problem, StoreUnavailable, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> Problem:

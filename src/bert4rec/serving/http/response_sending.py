@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import stat
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from bert4rec.serving.http.problems import ClientTooSlow, Problem
+from starlette.types import Message, Send
 
 CHUNK = 2**16  # bytes; granian takes a whole body at once and keeps it, but waits between chunks
 MIN_RATE = 2**18  # bytes per second that a client has to read on average
@@ -34,9 +34,8 @@ DATA_POLICY = b"default-src 'none'; frame-ancestors 'none'"
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
-Message = MutableMapping[str, Any]
 
-
+@functools.cache
 def security_headers(route: str) -> list[tuple[bytes, bytes]]:
     """Headers of every response of a route. Browsers may cache pages, but must revalidate them."""
     is_page = route in ("/", "/web/*")
@@ -51,19 +50,20 @@ def security_headers(route: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
+class ClientTooSlow(Exception):
+    """The client does not read its response. (Frameworks take an OSError for a lost client.)"""
+
+
 class ResponseSender:
     """Wraps ASGI's `send`, and knows how far the response is."""
 
-    def __init__(
-        self, send: Callable[[Message], Awaitable[None]], headers: list[tuple[bytes, bytes]], within: float
-    ) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], within: float) -> None:
         self._send = send
         self._headers = headers
         self._within = within
         self._began = 0.0
         self.has_started = False
         self.is_complete = False
-        self.is_too_slow = False
         self.n_bytes = 0
         self.status = 500
 
@@ -78,13 +78,6 @@ class ResponseSender:
         else:  # the path of a file, which granian sends by itself
             await self._send(message)
             self.is_complete = True
-
-    async def send_problem(self, problem: Problem) -> None:
-        self.status = problem.status_code
-        self.has_started = True
-        headers = [*problem.raw_headers, *self._headers]
-        await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await self._send_body(problem.body, False)
 
     async def _send_body(self, body: bytes, has_more: bool) -> None:
         if len(body) <= CHUNK and not has_more:  # never waits: no deadline needed
@@ -106,7 +99,6 @@ class ResponseSender:
             async with asyncio.timeout(min(self._within, end - time.monotonic())):
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
-            self.is_too_slow = True
             raise ClientTooSlow from None
 
 
@@ -122,11 +114,11 @@ def set_unread_timeout(seconds: float) -> None:
                 each.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))
 
 
-def reset_connection(peer: tuple[str, int]) -> None:
-    """Close the connection to `peer` now, discarding what is not sent yet."""
+def reset_connection(host: str, port: int) -> None:
+    """Close the connection to this client now, discarding what is not sent yet."""
     for each in _sockets():
         with contextlib.suppress(OSError):
-            if each.getpeername()[:2] == peer:
+            if each.getpeername()[:2] == (host, port):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
                 each.shutdown(socket.SHUT_RDWR)
                 return

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from bert4rec.serving.serve_settings import MAX_BATCH, MAX_EXPLAINED, MAX_HISTORY, MAX_ID, MAX_K, MAX_LISTED
+from bert4rec.serving.store import StoredUser
 
-Text = Annotated[StrictStr, Field(max_length=MAX_ID)]
-Integer = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Text = Annotated[str, Field(max_length=MAX_ID)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 RawId = Annotated[Text | Integer, Field(union_mode="left_to_right")]
 HistoryIds = Annotated[list[RawId], Field(max_length=MAX_HISTORY, fail_fast=True)]
 FilterIds = Annotated[list[RawId], Field(max_length=MAX_LISTED, fail_fast=True)]
-K = Annotated[StrictInt, Field(ge=1, le=MAX_K)]
-ModelName = Annotated[StrictStr, Field(max_length=200)]
+K = Annotated[int, Field(ge=1, le=MAX_K)]
+ModelName = Annotated[str, Field(max_length=200)]
 
 
 def _example(body: dict[str, JsonValue]) -> ConfigDict:
@@ -32,12 +23,12 @@ def _example(body: dict[str, JsonValue]) -> ConfigDict:
 
 
 class RequestBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class RequestFilters(RequestBody):
     k: Annotated[K, Field(description="how many items")] = 10
-    exclude_seen: Annotated[StrictBool, Field(description="leave out the history's items")] = True
+    exclude_seen: Annotated[bool, Field(description="leave out the history's items")] = True
     allow: Annotated[FilterIds | None, Field(description="only these items")] = None
     block: Annotated[FilterIds | None, Field(description="never these items")] = None
     model: Annotated[ModelName | None, Field(description="a name from /v1/model")] = None
@@ -57,11 +48,9 @@ class EventFields(RequestBody):
     user: RawId
     item: RawId
     time: Annotated[
-        StrictFloat | None, Field(ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970; default: now")
+        float | None, Field(ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970; default: now")
     ] = None
-    id: Annotated[
-        StrictStr | None, Field(min_length=1, max_length=200, description="an event sent twice counts once")
-    ] = None
+    id: Annotated[str | None, Field(min_length=1, max_length=200, description="an event sent twice counts once")] = None
 
     @field_validator("user")
     @classmethod
@@ -79,12 +68,8 @@ class EventsRequest(RequestBody):
 class ExplainRequest(RequestBody):
     history: HistoryIds
     items: Annotated[list[RawId], Field(min_length=1, max_length=MAX_EXPLAINED, fail_fast=True)]
-    attention: StrictBool = False
+    attention: bool = False
     model: ModelName | None = None
-
-
-class ReloadRequest(RequestBody):
-    pass
 
 
 class ItemFields(BaseModel):
@@ -147,14 +132,8 @@ class HistoryResponse(BaseModel):
     events: list[StoredEvent]
 
 
-class UserFields(BaseModel):
-    user: str
-    n_events: int
-    last_time: float
-
-
 class UsersResponse(BaseModel):
-    users: list[UserFields]
+    users: list[StoredUser]
 
 
 class EraseResponse(BaseModel):

@@ -52,29 +52,24 @@ _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 def _refuse_deep_or_many(value: object) -> None:
     """Level by level, without recursion, so that no body can exhaust the stack."""
-    level = [value]
-    n_containers = 1
-    for _ in range(MAX_DEPTH):
+    members: list[Iterable[object]] = [[value]]
+    n_containers = 0
+    for _ in range(MAX_DEPTH + 1):
         level = [
-            child
-            for parent in level
+            each
+            for inside in members
             # most lists hold only ids, which the set of types shows faster than a loop
-            if not {list, dict}.isdisjoint(map(type, _children(parent)))
-            for child in _children(parent)
-            if type(child) is list or type(child) is dict
+            if not {list, dict}.isdisjoint(map(type, inside))
+            for each in inside
+            if isinstance(each, list | dict)
         ]
         if not level:
             return
         n_containers += len(level)
         if n_containers > MAX_CONTAINERS:
             raise NotStrictJSON(f"it has more than {MAX_CONTAINERS} lists and objects")
+        members = [each.values() if isinstance(each, dict) else each for each in level]
     raise NotStrictJSON(_TOO_DEEP)
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _refuse_lone_surrogates(value: object) -> None:

@@ -50,50 +50,49 @@ PAGE = 2000  # users per call, so that Redis is never blocked for long
 # Lua scripts. Redis runs a script alone: all or nothing. Those that read return one JSON text, as
 # the client parses a long reply slowly and would block the event loop meanwhile.
 
-# ARGV: how many events to store, how many users, the users, then six texts per event: the user's
-# number from 0, id ('' or '+' and the id), is the time given, time, kind, item.
+# ARGV: how many events to store per user, the users as JSON, and the events: the user's number from 1,
+# id ('' or '+' and the id), is the time given, time, kind, item.
 # A member of a history is arrival (16 digits), kind (i or s), length of the id (8), id, item.
 ADD = """
-local n_stored, n_users = tonumber(ARGV[1]), tonumber(ARGV[2])
+local n_stored, users, events = tonumber(ARGV[1]), cjson.decode(ARGV[2]), cjson.decode(ARGV[3])
 local fresh, seen = {}, {}
-for at = 3 + n_users, #ARGV, 6 do
-  local user, id, content = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 3] .. '|' .. ARGV[at + 5]
+for _, event in ipairs(events) do
+  local user, id, has_time, moment, _, item = unpack(event)
   local known = false
   if id ~= '' then
-    local key = ARGV[at] .. id
-    known = seen[key] or redis.call('HGET', KEYS[5 + 2 * user], id)
+    local key, content = user .. id, moment .. '|' .. item
+    known = seen[key] or redis.call('HGET', KEYS[3 + 2 * user], id)
     if known and known ~= content then
-      local item = string.sub(known, string.find(known, '|', 1, true) + 1)
-      if ARGV[at + 2] == '1' or item ~= ARGV[at + 5] then return {-1, 0} end
+      local known_item = string.sub(known, string.find(known, '|', 1, true) + 1)
+      if has_time or known_item ~= item then return {-1, 0} end
     end
     seen[key] = known or content
   end
-  if not known then fresh[#fresh + 1] = at end
+  if not known then fresh[#fresh + 1] = event end
 end
 local arrival = redis.call('INCRBY', KEYS[1], #fresh) - #fresh
 local latest = {}
-for n, at in ipairs(fresh) do
-  local user, id, moment = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 3]
-  local member = string.format('%016.0f', arrival + n) .. ARGV[at + 4]
-    .. string.format('%08d', #id) .. id .. ARGV[at + 5]
-  redis.call('ZADD', KEYS[4 + 2 * user], moment, member)
-  if id ~= '' then redis.call('HSET', KEYS[5 + 2 * user], id, moment .. '|' .. ARGV[at + 5]) end
+for n, event in ipairs(fresh) do
+  local user, id, _, moment, kind, item = unpack(event)
+  local member = string.format('%016.0f', arrival + n) .. kind .. string.format('%08d', #id) .. id .. item
+  redis.call('ZADD', KEYS[2 + 2 * user], moment, member)
+  if id ~= '' then redis.call('HSET', KEYS[3 + 2 * user], id, moment .. '|' .. item) end
   if not latest[user] or tonumber(moment) > tonumber(latest[user]) then latest[user] = moment end
 end
 for user, moment in pairs(latest) do
-  redis.call('ZADD', KEYS[2], 'GT', moment, ARGV[3 + user])
-  redis.call('ZADD', KEYS[3], 0, ARGV[3 + user])
-  local history = KEYS[4 + 2 * user]
+  redis.call('ZADD', KEYS[2], 'GT', moment, users[user])
+  redis.call('ZADD', KEYS[3], 0, users[user])
+  local history = KEYS[2 + 2 * user]
   local n_old = redis.call('ZCARD', history) - n_stored
   if n_old > 0 then
     for _, member in ipairs(redis.call('ZRANGE', history, 0, n_old - 1)) do
       local n_id = tonumber(string.sub(member, 18, 25))
-      if n_id > 0 then redis.call('HDEL', KEYS[5 + 2 * user], string.sub(member, 26, 25 + n_id)) end
+      if n_id > 0 then redis.call('HDEL', KEYS[3 + 2 * user], string.sub(member, 26, 25 + n_id)) end
     end
     redis.call('ZREMRANGEBYRANK', history, 0, n_old - 1)
   end
 end
-return {#fresh, (#ARGV - 2 - n_users) / 6 - #fresh}
+return {#fresh, #events - #fresh}
 """
 
 # ARGV: how many. Returns members and their times, the oldest first.
@@ -170,25 +169,23 @@ class RedisStore:
             return AddResult(0, 0)
         now = time.time()
         numbers: dict[str, int] = {}
-        arguments: list[str] = []
-        for event in events:
-            number = numbers.setdefault(event.user, len(numbers))
-            moment = now if event.time is None else float(event.time)
-            arguments += (
-                str(number),
+        rows = [
+            (
+                numbers.setdefault(event.user, len(numbers) + 1),
                 "" if event.id is None else f"+{event.id}",
-                "0" if event.time is None else "1",
-                repr(moment + 0.0),  # so that -0.0 is 0.0
+                event.time is not None,
+                repr((now if event.time is None else float(event.time)) + 0.0),  # so that -0.0 is 0.0
                 "i" if type(event.item) is int else "s",
                 str(event.item),
             )
+            for event in events
+        ]
         keys = [self._key("arrivals"), self._users, self._names]
         for user in numbers:
             keys += (self._history(user), self._ids(user))
         with _as_unavailable():
-            n_stored, n_duplicates = await self._add(
-                keys=keys, args=[STORED_EVENTS, len(numbers), *numbers, *arguments]
-            )
+            args = (STORED_EVENTS, json.dumps(list(numbers)), json.dumps(rows))
+            n_stored, n_duplicates = await self._add(keys=keys, args=args)
         if n_stored < 0:
             raise conflict()
         return AddResult(n_stored, n_duplicates)
@@ -237,7 +234,6 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._redis.aclose(close_connection_pool=True)
-        await self._redis.connection_pool.disconnect()
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"

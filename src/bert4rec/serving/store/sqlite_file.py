@@ -6,10 +6,13 @@ before its events are acknowledged. `secure_delete` overwrites what is erased.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
 from pathlib import Path
+
+from bert4rec.serving.store import StoreUnavailable
 
 APPLICATION = 0x42345248  # "B4RH", in the file's header: this is ours
 SCHEMA_VERSION = 1
@@ -58,14 +61,12 @@ def remove_traces(connection: sqlite3.Connection, *, however_large: bool = False
 
 def compact(path: Path) -> None:
     """Rewrite the file without unused space. Writers wait meanwhile, readers do not."""
-    prepare_file(path, may_create=False)
-    connection = connect(path)
     try:
-        remove_traces(connection, however_large=True)
-    except sqlite3.OperationalError as error:
+        prepare_file(path, may_create=False)
+        with contextlib.closing(connect(path)) as connection:
+            remove_traces(connection, however_large=True)
+    except (sqlite3.OperationalError, StoreUnavailable) as error:
         raise ValueError(f"the store {path} cannot be rewritten: {error}") from None
-    finally:
-        connection.close()
 
 
 def prepare_file(path: Path, *, may_create: bool) -> None:
@@ -96,8 +97,10 @@ def prepare_file(path: Path, *, may_create: bool) -> None:
             )
         _use_write_ahead_log(connection)
         connection.execute("SELECT user, n_events FROM users LIMIT 1").fetchall()
-    except sqlite3.OperationalError:
-        raise
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise StoreUnavailable(f"another process holds the store {path}") from None
+        raise ValueError(f"the store {path} cannot be opened: {error}") from None
     except sqlite3.DatabaseError as error:
         raise ValueError(
             f"{path} is not a store of histories, or it is damaged ({error}): restore it from a "
