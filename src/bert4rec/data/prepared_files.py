@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from bert4rec.data.database import copy_to_parquet, count, fetch_row, identifier
+from bert4rec.data.database import copy_to_parquet, fetch_row, identifier
 from bert4rec.data.filters import Dropped, describe_step
 from bert4rec.data.interactions import names_of
 from bert4rec.data.sequences import FORMAT_VERSION, IdType, fingerprint_of
@@ -26,11 +26,6 @@ from bert4rec.data.times import TimeUnit
 
 FETCHED_ROWS = 1 << 20  # rows fetched at a time
 ITEM_COLUMNS = ("token", "item", "count", "title")
-SORTED = (
-    'SELECT i.token, e."time" FROM events e '
-    'JOIN rows_of_user u ON e."user" = u.code JOIN tokens i ON e.item = i.code '
-    'ORDER BY u.row, e."time", e.row'
-)
 
 
 def check_enough_is_left(job: PrepareJob, read: dict[str, int], left: dict[str, int], dropped: list[Dropped]) -> None:
@@ -55,20 +50,17 @@ def number_ids(connection: duckdb.DuckDBPyConnection) -> tuple[IdType, IdType]:
         "(row_number() OVER (ORDER BY n DESC, name) - 1)::INTEGER AS token "
         "FROM item_counts JOIN names_of_item USING (code)"
     )
-    user_type = id_type(connection, "user_counts JOIN names_of_user USING (code)")
+    user_type = _id_type(connection, "user_counts JOIN names_of_user USING (code)")
+    user_order = "CAST(name AS BIGINT)" if user_type == "int" else "name"
     connection.execute(
         "CREATE TABLE rows_of_user AS SELECT code, name, n, "
-        f"row_number() OVER (ORDER BY {id_order(user_type)}) - 1 AS row "
+        f"row_number() OVER (ORDER BY {user_order}) - 1 AS row "
         "FROM user_counts JOIN names_of_user USING (code)"
     )
-    return user_type, id_type(connection, "tokens")
+    return user_type, _id_type(connection, "tokens")
 
 
-def id_order(of_type: IdType) -> str:
-    return "CAST(name AS BIGINT)" if of_type == "int" else "name"
-
-
-def id_type(connection: duckdb.DuckDBPyConnection, relation: str) -> IdType:
+def _id_type(connection: duckdb.DuckDBPyConnection, relation: str) -> IdType:
     """`int` if every id is an integer in its canonical form; "007" is not, and stays text."""
     (are_integers,) = fetch_row(
         connection,
@@ -114,15 +106,9 @@ def write_range(path: Path, start: int, values: NDArray[Any]) -> None:
 
 
 def write_sorted(
-    connection: duckdb.DuckDBPyConnection,
-    finished: Path,
-    time_unit: TimeUnit | None,
-    rows: range | None = None,
-    to: int = 0,
+    connection: duckdb.DuckDBPyConnection, finished: Path, time_unit: TimeUnit | None, rows: range, to: int
 ) -> None:
     """Write rows of the table `sorted` into tokens.npy and times.npy, from place `to`."""
-    if rows is None:
-        rows = range(count(connection, "sorted"))
     per_microsecond = 1000 if time_unit == "ns" else 1
     for start in range(rows.start, rows.stop, FETCHED_ROWS):
         columns = connection.execute(
@@ -180,7 +166,7 @@ def _write_items(job: PrepareJob) -> None:
     connection.execute(f"CREATE TABLE described ({', '.join(f'{n} VARCHAR' for n in names)})")
     with readable(Path(items.name)):
         positions = [items.roles["item"], items.roles.get("title"), *others]
-        relation = text_relation(items, positions, job.folder, "rejects_items")
+        relation = text_relation(items, positions, job.space.folder, "rejects_items")
         connection.execute(f"INSERT INTO described {relation}")
     (n_blank,) = fetch_row(connection, "DELETE FROM described WHERE coalesce(id, '') = ''")
     n_unusable = n_blank + n_malformed_lines(connection, items, "rejects_items")

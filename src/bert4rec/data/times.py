@@ -48,10 +48,10 @@ class TimeFacts:
         return 0.0
 
 
-def time_facts(connection: duckdb.DuckDBPyConnection, kind: ColumnKind) -> TimeFacts:
-    """What the times of `rows` look like."""
+def time_facts(connection: duckdb.DuckDBPyConnection, rows: str, kind: ColumnKind) -> TimeFacts:
+    """What the times of the rows look like."""
     if kind == "timestamp":
-        (n,) = fetch_row(connection, 'SELECT count(*) FILTER (isfinite("time")) FROM rows')
+        (n,) = fetch_row(connection, f'SELECT count(*) FILTER (isfinite("time")) FROM {rows}')
         return TimeFacts(0, n, 0, None, {})
     is_text = kind == "text"
     dates = f"count(*) FILTER (isfinite({_DATE}))" if is_text else "0"
@@ -62,7 +62,7 @@ def time_facts(connection: duckdb.DuckDBPyConnection, kind: ColumnKind) -> TimeF
         connection,
         f"SELECT count(*) FILTER (isfinite({_NUMBER})), {dates}, {finer}, "
         f"max(abs({_NUMBER})) FILTER ({fits}), histogram({size}) FILTER ({fits}), "
-        f"count(*) FILTER ({_NUMBER} = 0) FROM rows",
+        f"count(*) FILTER ({_NUMBER} = 0) FROM {rows}",
     )
     return TimeFacts(n_numbers, n_dates, n_finer, largest, {None: n_zeros, **(sizes or {})})
 
