@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,24 +196,24 @@ def _count_ids(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules) -
     if job.interactions.on_bad_rows == "error":
         refuse_bad_rows(connection, job.interactions, list(rules.problems))
     for role in IDS:
-        counts = [counts[role] for _, counts in found]
+        _add_up(connection, role, [counts[role] for _, counts in found])
         if rules.kinds.get(role) == "integer":
-            _add_up(connection, role, counts)
             names = f"SELECT code, CAST(code AS VARCHAR) AS name FROM {role}_counts"
             connection.execute(f"CREATE VIEW names_of_{role} AS {names}")
             continue
-        # In the order of the names, so that a range of codes is few ranges of rows in the result.
+        # Of many workers each writes a range of codes: in the order of names it is few ranges of rows.
+        order = "ORDER BY code" if job.workers else ""
         connection.execute(
-            f"CREATE TABLE names_of_{role} AS SELECT (row_number() OVER (ORDER BY id) - 1)::INTEGER AS code, "
-            f"id AS name, sum(n)::BIGINT AS n_read FROM {union(counts)} GROUP BY id"
+            f"CREATE TABLE names_of_{role} AS SELECT (row_number() OVER ({order}) - 1)::INTEGER AS code, "
+            f"code AS name, n AS n_read FROM {role}_counts"
         )
-        connection.execute(f"CREATE TABLE {role}_counts AS SELECT code, n_read AS n FROM names_of_{role}")
+        connection.execute(f"CREATE OR REPLACE VIEW {role}_counts AS SELECT code, n_read AS n FROM names_of_{role}")
     return replace(rules, are_all_good=count(connection, "bad") == 0)
 
 
 def _partition(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules, read: dict[str, int]) -> list[Partition]:
     """The events in ranges of users of about the same number of rows; here, in one."""
-    connection, n_partitions = job.connection, 1
+    connection, bounds, users = job.connection, list[int](), ["true"]
     if job.workers:
         if read["users"] < job.workers.n_workers:
             raise ValueError(
@@ -222,13 +222,12 @@ def _partition(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules, r
             )
         job.say("partitioning the rows by user")
         n_partitions = min(max(job.workers.n_workers, read["rows"] // ROWS_PER_PARTITION), MAX_PARTITIONS)
-    firsts = connection.execute(
-        "SELECT min(code) FROM (SELECT code, "
-        f"(sum(n) OVER (ORDER BY code) - n) * {n_partitions} // (SELECT sum(n) FROM user_counts) "
-        "AS part FROM user_counts) GROUP BY part ORDER BY part"
-    ).fetchall()
-    bounds = [first for (first,) in firsts[1:]]
-    users = ["true"]
+        firsts = connection.execute(
+            "SELECT min(code) FROM (SELECT code, "
+            f"(sum(n) OVER (ORDER BY code) - n) * {n_partitions} // (SELECT sum(n) FROM user_counts) "
+            "AS part FROM user_counts) GROUP BY part ORDER BY part"
+        ).fetchall()
+        bounds = [first for (first,) in firsts[1:]]
     if bounds:
         between = [f"code >= {first} AND code < {end}" for first, end in itertools.pairwise(bounds)]
         users = [f"code < {bounds[0]}", *between, f"code >= {bounds[-1]}"]
@@ -269,11 +268,13 @@ def _keep(job: PrepareJob, partitions: list[Partition], name: str, value: float)
     return [partition for partition, _ in kept]
 
 
-def _add_up(connection: duckdb.DuckDBPyConnection, role: Role, counts: Iterable[Relation]) -> None:
-    connection.execute(
-        f"CREATE OR REPLACE TABLE {role}_counts AS "
-        f"SELECT id AS code, sum(n)::BIGINT AS n FROM {union(counts)} GROUP BY 1"
-    )
+def _add_up(connection: duckdb.DuckDBPyConnection, role: Role, counts: Sequence[Relation]) -> None:
+    """Create the view of the counts of all users, or items, from those of the tasks."""
+    if len(counts) > 1:
+        total = f"SELECT code, sum(n)::BIGINT AS n FROM {union(counts)} GROUP BY 1"
+        connection.execute(f"CREATE OR REPLACE TABLE all_{role}s AS {total}")
+        counts = [f"all_{role}s"]
+    connection.execute(f"CREATE OR REPLACE VIEW {role}_counts AS SELECT code, n FROM {counts[0]}")
 
 
 def _totals(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:

@@ -136,7 +136,9 @@ def write_partition(
 
 def _count_ids(space: Workspace, connection: duckdb.DuckDBPyConnection, events: Relation) -> dict[Role, Relation]:
     return {
-        role: space.save(connection, f"{role}s_found", f'SELECT "{role}" AS id, count(*) AS n FROM {events} GROUP BY 1')
+        role: space.save(
+            connection, f"{role}s_found", f'SELECT "{role}" AS code, count(*) AS n FROM {events} GROUP BY 1'
+        )
         for role in IDS
     }
 
