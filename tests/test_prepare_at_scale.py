@@ -18,7 +18,7 @@ from bert4rec.data import remote, splits
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions, names_of
 from bert4rec.data.prepare import prepare
-from bert4rec.data.prepared_files import create_array, write_range
+from bert4rec.data.prepared_files import write_range
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.table_file import Reading
 
@@ -184,7 +184,7 @@ def test_many_names_are_cut_short(tmp_path: Path) -> None:
 def test_an_array_in_ranges_is_the_array_in_one(tmp_path: Path) -> None:
     values = np.arange(10, dtype=np.int32)
     np.save(tmp_path / "whole.npy", values)
-    create_array(tmp_path / "ranges.npy", np.int32, 10)
+    np.lib.format.open_memmap(tmp_path / "ranges.npy", "w+", np.int32, (10,))
     for start, end in ((6, 10), (0, 6)):
         write_range(tmp_path / "ranges.npy", start, values[start:end])
     assert bytes_of(tmp_path)["whole.npy"] == bytes_of(tmp_path)["ranges.npy"]

@@ -13,8 +13,7 @@ from bert4rec.cli import app
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
-from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.prepare_on_ray import RayWorkers
+from bert4rec.distributed.cluster import RayWorkers, connect
 
 
 @pytest.fixture(scope="module")

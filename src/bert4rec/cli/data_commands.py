@@ -61,8 +61,7 @@ def prepare(
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
-        from bert4rec.distributed.cluster import connect
-        from bert4rec.distributed.prepare_on_ray import RayWorkers
+        from bert4rec.distributed.cluster import RayWorkers, connect
 
         if threads is not None:
             raise ValueError("--threads does nothing with --launcher ray: leave it out")

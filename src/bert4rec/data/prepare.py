@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ from bert4rec.data.staging import (
     refuse_missing_ratings,
 )
 from bert4rec.data.table_sql import is_one_relation, kinds_of, parquet_rows
-from bert4rec.data.times import TimeUnit, sum_facts, time_expression
+from bert4rec.data.times import TimeUnit, time_expression
 from bert4rec.environment import Environment
 
 FILES = {"meta.json", "tokens.npy", "offsets.npy", "times.npy", "items.parquet", "users.parquet"}
@@ -121,7 +123,7 @@ def _fill(job: PrepareJob) -> None:
     for step in dropped:
         job.say(describe_step(step))
     read = _totals(job.connection)
-    partitions, dropped_by_filters = _filter(job, _partition(job, files, rules, read))
+    partitions, dropped_by_filters = _filter(job, _partition(job, files, rules, _bounds(job, read)))
     left = _totals(job.connection)
     check_enough_is_left(job, read, left, dropped + dropped_by_filters)
     id_types = number_ids(job.connection)
@@ -180,7 +182,7 @@ def _look(job: PrepareJob, files: Sequence[FileGroup], n_malformed: int) -> tupl
         raise ValueError(f"{interactions.name} has {what}: nothing to learn from")
     time, unit = None, None
     if kind is not None:
-        time, unit = time_expression(sum_facts(facts for _, facts in looks), kind, interactions)
+        time, unit = time_expression(reduce(operator.add, (facts for _, facts in looks)), kind, interactions)
     return event_rules(kinds, time, job.needs_rating), unit, n_rows
 
 
@@ -211,32 +213,37 @@ def _count_ids(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules) -
     return replace(rules, are_all_good=count(connection, "bad") == 0)
 
 
-def _partition(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules, read: dict[str, int]) -> list[Partition]:
-    """The events in ranges of users of about the same number of rows; here, in one."""
-    connection, bounds, users = job.connection, list[int](), ["true"]
-    if job.workers:
-        if read["users"] < job.workers.n_workers:
-            raise ValueError(
-                f"there are {job.workers.n_workers} workers and only {read['users']} users in "
-                f"{job.interactions.name}: use fewer workers (--workers), or leave out --launcher ray"
-            )
-        job.say("partitioning the rows by user")
-        n_partitions = min(max(job.workers.n_workers, read["rows"] // ROWS_PER_PARTITION), MAX_PARTITIONS)
-        firsts = connection.execute(
-            "SELECT min(code) FROM (SELECT code, "
-            f"(sum(n) OVER (ORDER BY code) - n) * {n_partitions} // (SELECT sum(n) FROM user_counts) "
-            "AS part FROM user_counts) GROUP BY part ORDER BY part"
-        ).fetchall()
-        bounds = [first for (first,) in firsts[1:]]
+def _bounds(job: PrepareJob, read: dict[str, int]) -> list[int]:
+    """Where to cut the codes of users into ranges of about the same number of rows; here, nowhere."""
+    if job.workers is None:
+        return []
+    n_workers = job.workers.n_workers
+    if read["users"] < n_workers:
+        raise ValueError(
+            f"there are {n_workers} workers and only {read['users']} users in "
+            f"{job.interactions.name}: use fewer workers (--workers), or leave out --launcher ray"
+        )
+    n_partitions = min(max(n_workers, read["rows"] // ROWS_PER_PARTITION), MAX_PARTITIONS)
+    rows = job.connection.execute(
+        "SELECT min(code) FROM (SELECT code, "
+        f"(sum(n) OVER (ORDER BY code) - n) * {n_partitions} // (SELECT sum(n) FROM user_counts) "
+        "AS part FROM user_counts) GROUP BY part ORDER BY part"
+    ).fetchall()
+    return [row[0] for row in rows[1:]]
+
+
+def _partition(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules, bounds: list[int]) -> list[Partition]:
+    """The events, with codes for ids, in ranges of users."""
+    job.say("partitioning the rows by user" if bounds else "numbering users and items")
+    text_ids = [role for role in IDS if rules.kinds.get(role) != "integer"]
+    codes = {role: job.space.share(job.connection, f"names_of_{role}") for role in text_ids}
+    written = job.map(tasks.partition_events, [(each, rules, codes, bounds) for each in files])
+    for number in range(len(job.interactions.tables)):
+        job.connection.execute(f"DROP TABLE IF EXISTS staged_{number}")
+    users = ["true"]
     if bounds:
         between = [f"code >= {first} AND code < {end}" for first, end in itertools.pairwise(bounds)]
         users = [f"code < {bounds[0]}", *between, f"code >= {bounds[-1]}"]
-    codes = {
-        role: job.space.share(connection, f"names_of_{role}") for role in IDS if rules.kinds.get(role) != "integer"
-    }
-    written = job.map(tasks.partition_events, [(each, rules, codes, bounds) for each in files])
-    for number in range(len(job.interactions.tables)):
-        connection.execute(f"DROP TABLE IF EXISTS staged_{number}")
     by_range = zip(*written, strict=True)
     return [Partition(union(filter(None, events)), each) for events, each in zip(by_range, users, strict=True)]
 
@@ -246,13 +253,12 @@ def _filter(job: PrepareJob, partitions: list[Partition]) -> tuple[list[Partitio
     dropped: list[Dropped] = []
     for name, value in job.filters.active().items():
         before = after = _totals(job.connection)
-        n_rows = -1
-        while after["rows"] != n_rows:
+        while True:
             n_rows = after["rows"]
             for each in ("min_item_actions", "min_user_actions") if name == "k_core" else (name,):
                 partitions = _keep(job, partitions, each, value)
             after = _totals(job.connection)
-            if name != "k_core":
+            if name != "k_core" or after["rows"] == n_rows:
                 break
         step = name if value is True else f"{name}={value:g}"
         dropped.append({"step": step, **{what: before[what] - after[what] for what in before}})

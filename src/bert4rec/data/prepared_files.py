@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from bert4rec.data.database import copy_to_parquet, fetch_row, identifier
 from bert4rec.data.filters import Dropped, describe_step
@@ -77,26 +77,17 @@ def create_arrays(job: PrepareJob, time_unit: TimeUnit | None) -> None:
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     np.save(job.finished / "offsets.npy", offsets)
-    create_array(job.finished / "tokens.npy", np.int32, int(offsets[-1]))
+    shape = (int(offsets[-1]),)
+    npy.open_memmap(job.finished / "tokens.npy", "w+", np.int32, shape)
     if time_unit is not None:
-        create_array(job.finished / "times.npy", np.int64, int(offsets[-1]))
-
-
-def create_array(path: Path, dtype: DTypeLike, n: int) -> None:
-    """An `.npy` file for `n` values, all zero until they are written.
-
-    The bytes are those of `numpy.save`. Plain file operations write them: of a memory map, every
-    touched page would count as memory in use.
-    """
-    dtype = np.dtype(dtype)
-    description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (n,)}
-    with path.open("wb") as file:
-        npy.write_array_header_1_0(file, description)
-        file.truncate(file.tell() + n * dtype.itemsize)
+        npy.open_memmap(job.finished / "times.npy", "w+", np.int64, shape)
 
 
 def write_range(path: Path, start: int, values: NDArray[Any]) -> None:
-    """Write values from place `start`. Several processes may write ranges that do not overlap."""
+    """Write values from place `start`. Several processes may write ranges that do not overlap.
+
+    Plain file operations write them: of a memory map, every touched page would count as memory in use.
+    """
     with path.open("r+b") as file:
         assert npy.read_magic(file) == (1, 0)
         (n,), _, dtype = npy.read_array_header_1_0(file)
@@ -125,12 +116,10 @@ def write_names_and_meta(job: PrepareJob, id_types: tuple[IdType, IdType], dropp
     """Write users.parquet, items.parquet, and meta.json once the arrays are full."""
     connection, finished = job.connection, job.finished
     # With several threads, chance decides where the row groups of a Parquet file end.
-    (threads,) = fetch_row(connection, "SELECT current_setting('threads')")
     connection.execute("SET threads = 1")
     users = 'SELECT row, name AS "user" FROM rows_of_user ORDER BY row'
     copy_to_parquet(connection, users, finished / "users.parquet")
     _write_items(job)
-    connection.execute(f"SET threads = {threads}")
     ids = connection.execute("SELECT name FROM tokens ORDER BY token").fetchnumpy()["name"].tolist()
     tokens = np.load(finished / "tokens.npy", mmap_mode="r")
     offsets = np.load(finished / "offsets.npy")

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,38 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
         yield _enough(_described(is_ours=is_ours), n_workers)
     finally:
         ray.shutdown()
+
+
+class RayWorkers:
+    """Tasks on the connected Ray cluster, at most `n_workers` at a time."""
+
+    def __init__(self, n_workers: int) -> None:
+        self.n_workers = n_workers
+
+    def map(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        import duckdb
+        import ray
+        from ray.exceptions import RayTaskError
+
+        # Ray repeats a task whose machine died, but not one that raised an error.
+        remote = ray.remote(num_cpus=1, max_retries=3)(task)
+        order: list[Any] = []
+        running: list[Any] = []
+        try:
+            for each in arguments:
+                if len(running) == self.n_workers:
+                    done, running = ray.wait(running)
+                    ray.get(done)  # raises the error of a failed task now
+                order.append(remote.remote(*each))
+                running.append(order[-1])
+            return list(ray.get(order))
+        except RayTaskError as error:
+            # Not ray.cancel: on a task that ends just then it has aborted the whole driver.
+            ray.wait(running, num_returns=len(running))
+            # Our own errors, and the one that `prepare` expects, without the worker's traceback.
+            if isinstance(error.cause, ValueError | duckdb.OutOfMemoryException):
+                raise error.cause from None
+            raise
 
 
 def _untyped_ray() -> Any:
@@ -138,14 +170,8 @@ def _greet(host: str, port: int) -> None:
     with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "1":
             return  # it is there, and would answer only Ray
-        connection.settimeout(SECONDS_TO_ANSWER)
         connection.sendall(_GREETING)
-        answer = b""
-        while len(answer) < _FRAME_HEADER_BYTES:
-            some = connection.recv(_FRAME_HEADER_BYTES - len(answer))
-            if not some:
-                break
-            answer += some
+        answer = connection.makefile("rb").read(_FRAME_HEADER_BYTES)
     if len(answer) < _FRAME_HEADER_BYTES or answer[3] != _SETTINGS:
         raise OSError("something else than Ray is there")
 
