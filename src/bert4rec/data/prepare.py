@@ -139,15 +139,12 @@ def _check_one_schema(interactions: Interactions) -> None:
     """Refuse, before any work, tables that workers cannot read file by file."""
     first = interactions.tables[0]
     for table in interactions.tables:
-        if not is_one_relation([table]):
-            raise ValueError(
-                f"{table.name} is not a plain Parquet file: workers of a cluster read Parquet "
-                "files only, so write it as Parquet, or leave out --launcher ray"
-            )
         if not is_one_relation([first, table]):
+            is_plain = is_one_relation([table])
+            wrong = f"has other columns or types than {first.name}" if is_plain else "is not a plain Parquet file"
             raise ValueError(
-                f"{table.name} has other columns or types than {first.name}: workers of a cluster "
-                "need files of one schema, so write them alike, or leave out --launcher ray"
+                f"{table.name} {wrong}: workers of a cluster read Parquet files of one schema only, "
+                "so write the tables as such, or leave out --launcher ray"
             )
 
 
@@ -183,7 +180,7 @@ def _look(job: PrepareJob, files: Sequence[FileGroup], n_malformed: int) -> tupl
     time, unit = None, None
     if kind is not None:
         time, unit = time_expression(reduce(operator.add, (facts for _, facts in looks)), kind, interactions)
-    return event_rules(kinds, time, job.needs_rating), unit, n_rows
+    return event_rules(kinds, time, job.filters.min_rating is not None), unit, n_rows
 
 
 def _count_ids(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules) -> EventRules:
@@ -196,7 +193,7 @@ def _count_ids(job: PrepareJob, files: Sequence[FileGroup], rules: EventRules) -
     found = job.map(tasks.count_ids, [(each, rules) for each in files])
     connection.execute(f"CREATE VIEW bad AS SELECT * FROM {union(bad for bad, _ in found)}")
     if job.interactions.on_bad_rows == "error":
-        refuse_bad_rows(connection, job.interactions, list(rules.problems))
+        refuse_bad_rows(job, list(rules.problems))
     for role in IDS:
         _add_up(connection, role, [counts[role] for _, counts in found])
         if rules.kinds.get(role) == "integer":
@@ -319,13 +316,10 @@ def _refuse_to_overwrite(target: Path) -> None:
     if target.is_file():
         raise ValueError(f"{target} is a file: name a directory for the prepared data")
     found = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    if found and not (found <= FILES and _is_ours(target / "meta.json")):
-        raise ValueError(f"{target} holds other files than prepared data: name an empty or a new directory")
-
-
-def _is_ours(meta: Path) -> bool:
     try:
-        content = json.loads(meta.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "content_key" in content
+        content = json.loads((target / "meta.json").read_text(encoding="utf-8"))
+        is_ours = found <= FILES and "content_key" in dict(content)
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    if found and not is_ours:
+        raise ValueError(f"{target} holds other files than prepared data: name an empty or a new directory")

@@ -6,8 +6,7 @@ Parquet files. So the same tasks work in the one database of this process and on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import duckdb
 import numpy as np
 
 from bert4rec.data.columns import Role
-from bert4rec.data.database import Relation, Workspace, count, identifier, parquet, quoted
+from bert4rec.data.database import Relation, Workspace, count, parquet, quoted
 from bert4rec.data.filters import KEEP
 from bert4rec.data.interactions import SourceTable
 from bert4rec.data.prepared_files import write_sorted
@@ -30,11 +29,6 @@ class FileGroup:
 
     tables: tuple[SourceTable, ...]
     rows: Relation
-
-    @contextmanager
-    def database(self, space: Workspace) -> Iterator[duckdb.DuckDBPyConnection]:
-        with naming_the_file(self.tables), space.database() as connection:
-            yield connection
 
 
 @dataclass(frozen=True)
@@ -52,14 +46,14 @@ def look(space: Workspace, files: FileGroup, time_kind: ColumnKind | None) -> tu
             f"a worker does not see {space.folder}: prepare into a folder (--out, or "
             "BERT4REC_CACHE) on storage that all machines of the cluster share"
         )
-    with files.database(space) as connection:
+    with naming_the_file(files.tables), space.database() as connection:
         n_rows = count(connection, files.rows)
         return n_rows, None if time_kind is None else time_facts(connection, files.rows, time_kind)
 
 
 def count_ids(space: Workspace, files: FileGroup, rules: EventRules) -> tuple[Relation, dict[Role, Relation]]:
     """The bad rows, and the ids of the good ones with their counts."""
-    with files.database(space) as connection:
+    with naming_the_file(files.tables), space.database() as connection:
         bad = space.save(connection, "bad_rows", rules.bad_rows(files.rows))
         rules = replace(rules, are_all_good=count(connection, bad) == 0)
         return bad, _count_ids(space, connection, f"({rules.events(files.rows)})")
@@ -84,10 +78,10 @@ def partition_events(
     )
     if not bounds and not codes:
         return [f"({events})"]  # reading the files again costs less than a copy
-    with files.database(space) as connection:
+    with naming_the_file(files.tables), space.database() as connection:
         if not bounds:
             return [space.save(connection, "events", events)]
-        part = _range_of(identifier("user"), bounds)
+        part = _range_of_user(bounds)
         folder = space.new_path("events")
         connection.execute(
             f"COPY (SELECT *, {part} AS part FROM ({events})) TO {quoted(folder)} (FORMAT parquet, PARTITION_BY (part))"
@@ -135,19 +129,18 @@ def write_partition(
 
 
 def _count_ids(space: Workspace, connection: duckdb.DuckDBPyConnection, events: Relation) -> dict[Role, Relation]:
-    return {
-        role: space.save(
-            connection, f"{role}s_found", f'SELECT "{role}" AS code, count(*) AS n FROM {events} GROUP BY 1'
-        )
-        for role in IDS
-    }
+    found = {}
+    for role in IDS:
+        query = f'SELECT "{role}" AS code, count(*) AS n FROM {events} GROUP BY 1'
+        found[role] = space.save(connection, f"{role}s_found", query)
+    return found
 
 
-def _range_of(column: str, bounds: Sequence[int], first: int = 0) -> str:
-    """SQL for the number of ascending `bounds` that are at most the column, by bisection."""
+def _range_of_user(bounds: Sequence[int], first: int = 0) -> str:
+    """SQL for the number of ascending `bounds` that are at most the user, by bisection."""
     if not bounds:
         return str(first)
     middle = len(bounds) // 2
-    below = _range_of(column, bounds[:middle], first)
-    above = _range_of(column, bounds[middle + 1 :], first + middle + 1)
-    return f"CASE WHEN {column} < {bounds[middle]} THEN {below} ELSE {above} END"
+    below = _range_of_user(bounds[:middle], first)
+    above = _range_of_user(bounds[middle + 1 :], first + middle + 1)
+    return f'CASE WHEN "user" < {bounds[middle]} THEN {below} ELSE {above} END'

@@ -50,10 +50,6 @@ class PrepareJob:
         """The folder for the files of the result."""
         return self.space.folder / "finished"
 
-    @property
-    def needs_rating(self) -> bool:
-        return self.filters.min_rating is not None
-
     def map(self, task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The results of a task in the workspace, for each of the arguments."""
         with_space = [(self.space, *each) for each in arguments]
@@ -99,7 +95,7 @@ def event_rules(kinds: dict[Role, ColumnKind], time: str | None, needs_rating: b
 
 def refuse_missing_ratings(job: PrepareJob) -> None:
     for table in job.interactions.tables:
-        if job.needs_rating and "rating" not in table.roles:
+        if job.filters.min_rating is not None and "rating" not in table.roles:
             raise ValueError(
                 f"min_rating needs a rating column and {table.name} has none that can be "
                 f"recognised among {', '.join(table.columns)}: name it with rating=… (--rating)"
@@ -143,20 +139,18 @@ def naming_the_file(tables: Sequence[SourceTable]) -> Iterator[None]:
         raise ValueError(f"{names_of(tables)} cannot be read: {first_line(error)}") from None
 
 
-def refuse_bad_rows(
-    connection: duckdb.DuckDBPyConnection, interactions: Interactions, problems: Sequence[Role]
-) -> None:
+def refuse_bad_rows(job: PrepareJob, problems: Sequence[Role]) -> None:
     """Raise for the first row of `bad`."""
-    first = connection.execute(
-        'SELECT row, problem, "user", item, "time", rating FROM bad ORDER BY row LIMIT 1'
-    ).fetchone()
+    found = job.connection.execute('SELECT row, problem, "user", item, "time", rating FROM bad ORDER BY row LIMIT 1')
+    first = found.fetchone()
     if first is None:
         return
-    problem = problems[first[1] - 1]
-    value = first[2 + ROLES.index(problem)]
-    n_same = count(connection, f"bad WHERE problem = {first[1]}")
-    table = interactions.tables[first[0] >> FILE_BITS]
-    line = line_of_row(table.source, first[0] & ((1 << FILE_BITS) - 1))
+    row, number, *values = first
+    problem = problems[number - 1]
+    value = values[ROLES.index(problem)]
+    n_same = count(job.connection, f"bad WHERE problem = {number}")
+    table = job.interactions.tables[row >> FILE_BITS]
+    line = line_of_row(table.source, row & ((1 << FILE_BITS) - 1))
     column = table.columns[table.roles[problem]]
     state = "not " + (ISO if problem == "time" else "a number")
     if value is None or not value.strip():

@@ -21,12 +21,14 @@ SECONDS_TO_ANSWER = 10.0
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0, 4, 0)
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 
+# What a worker prints stays in Ray's logs; what goes wrong comes back as an exception.
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+
 
 @dataclass(frozen=True)
 class Cluster:
     address: str  # HOST:PORT of its head
     n_cpus: int
-    is_ours: bool  # started by us on this machine, and ended with us
 
 
 def check_has_ray() -> None:
@@ -50,7 +52,7 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
     keep_ray_quiet()
     ray = _untyped_ray()
     if ray.is_initialized():
-        connected = _described(is_ours=False)
+        connected = _connected()
         if address not in (None, "auto", "local") and _reachable(address) != connected.address:
             raise ValueError(
                 f"this process is connected to the Ray cluster at {connected.address}, and "
@@ -59,13 +61,12 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
         yield _enough(connected, n_workers)
         return
     address = address or os.environ.get(ADDRESS_VARIABLE) or "local"
-    is_ours = address == "local"
-    if is_ours:
-        ray.init("local", num_cpus=n_workers, include_dashboard=False, **_quietly())
+    if address == "local":
+        ray.init("local", num_cpus=n_workers, include_dashboard=False, **_QUIET)
     else:
-        ray.init(_reachable(address), **_quietly())
+        ray.init(_reachable(address), **_QUIET)
     try:
-        yield _enough(_described(is_ours=is_ours), n_workers)
+        yield _enough(_connected(), n_workers)
     finally:
         ray.shutdown()
 
@@ -116,15 +117,10 @@ def keep_ray_quiet() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def _quietly() -> dict[str, Any]:
-    # What a worker prints stays in Ray's logs; what goes wrong comes back as an exception.
-    return {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
-
-
-def _described(*, is_ours: bool) -> Cluster:
+def _connected() -> Cluster:
     ray = _untyped_ray()
     n_cpus = int(ray.cluster_resources().get("CPU", 0))
-    return Cluster(ray.get_runtime_context().gcs_address, n_cpus, is_ours)
+    return Cluster(ray.get_runtime_context().gcs_address, n_cpus)
 
 
 def _enough(cluster: Cluster, n_workers: int | None) -> Cluster:
