@@ -17,11 +17,10 @@ from toys import random_histories
 from bert4rec.data import remote, splits
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions, names_of
-from bert4rec.data.prepare import LocalEngine, prepare
-from bert4rec.data.prepared_files import create_array, write_range
+from bert4rec.data.prepare import prepare
+from bert4rec.data.prepared_files import write_range
 from bert4rec.data.sequences import Sequences
 from bert4rec.data.table_file import Reading
-from bert4rec.distributed.prepare_on_ray import ClusterEngine
 
 N_FILES = 5
 
@@ -74,7 +73,7 @@ class Here:
         return [task(*each) for each in arguments]
 
 
-IN_PROCESS = ClusterEngine(Here())
+IN_PROCESS = Here()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +105,7 @@ def test_parquet_files_give_the_sequences_of_one_text(kind: str, tmp_path: Path)
 def test_many_workers_write_the_same_bytes(kind: str, filters: dict[str, Any], tmp_path: Path) -> None:
     interactions = Interactions.read(write_files(tmp_path / "files", KINDS[kind](rows())))
     prepare(interactions, Filters(**filters), out=tmp_path / "one")
-    prepare(interactions, Filters(**filters), out=tmp_path / "many", engine=IN_PROCESS)
+    prepare(interactions, Filters(**filters), out=tmp_path / "many", workers=IN_PROCESS)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "many")
     if kind == "text":  # the filters leave numbers only: users are in another order than before
         assert Sequences.load(tmp_path / "many").user_id_type == "int"
@@ -118,12 +117,12 @@ def test_bad_rows_are_found_in_whichever_file(tmp_path: Path) -> None:
     columns["user"][3] = ""
     columns["item"][3] = "never seen elsewhere"
     folder = write_files(tmp_path / "files", columns)
-    for engine in (LocalEngine(), IN_PROCESS):
+    for workers in (None, IN_PROCESS):
         with pytest.raises(ValueError, match=r"0\.parquet, row 4: the user .* such rows in all: 2"):
-            prepare(Interactions.read(folder), out=tmp_path / "p", engine=engine)
+            prepare(Interactions.read(folder), out=tmp_path / "p", workers=workers)
     skipping = Interactions.read(folder, Reading(on_bad_rows="skip"))
     one = prepare(skipping, out=tmp_path / "one")
-    prepare(skipping, out=tmp_path / "many", engine=IN_PROCESS)
+    prepare(skipping, out=tmp_path / "many", workers=IN_PROCESS)
     assert bytes_of(tmp_path / "one") == bytes_of(tmp_path / "many")
     assert one.meta["dropped"] == [{"step": "blank user", "rows": 2, "users": 0, "items": 1}]
 
@@ -151,7 +150,7 @@ def test_files_that_differ(tmp_path: Path) -> None:
     interactions = Interactions.read(folder)
     assert prepare(interactions, out=tmp_path / "b").fingerprint == expected.fingerprint
     with pytest.raises(ValueError, match=r"3\.parquet has other columns or types"):
-        prepare(interactions, out=tmp_path / "c", engine=IN_PROCESS)
+        prepare(interactions, out=tmp_path / "c", workers=IN_PROCESS)
 
     pl.read_parquet(odd).drop("timestamp").write_parquet(odd)
     with pytest.raises(ValueError, match=r"a time column and .*3\.parquet has none"):
@@ -161,18 +160,18 @@ def test_files_that_differ(tmp_path: Path) -> None:
         Interactions.read(folder)
     middle = len(whole) // 2
     odd.write_bytes(whole[:4] + bytes(middle) + whole[middle + 4 :])  # the footer is intact
-    for engine in (LocalEngine(), IN_PROCESS):
+    for workers in (None, IN_PROCESS):
         with pytest.raises(ValueError, match=r"3\.parquet cannot be read"):
-            prepare(Interactions.read(folder), out=tmp_path / "d", engine=engine)
+            prepare(Interactions.read(folder), out=tmp_path / "d", workers=workers)
 
 
 def test_workers_are_refused_what_they_cannot_do(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("user,item\n1,2\n1,3\n")
     with pytest.raises(ValueError, match=r"t\.csv is not a plain Parquet file"):
-        prepare(Interactions.read(tmp_path / "t.csv"), out=tmp_path / "p", engine=IN_PROCESS)
+        prepare(Interactions.read(tmp_path / "t.csv"), out=tmp_path / "p", workers=IN_PROCESS)
     folder = write_files(tmp_path / "files", {"user": [1, 1, 2], "item": [1, 2, 1]}, n_files=1)
     with pytest.raises(ValueError, match="3 workers and only 2 users"):
-        prepare(Interactions.read(folder), out=tmp_path / "p", engine=IN_PROCESS)
+        prepare(Interactions.read(folder), out=tmp_path / "p", workers=IN_PROCESS)
     assert not (tmp_path / "p").exists()
 
 
@@ -185,7 +184,7 @@ def test_many_names_are_cut_short(tmp_path: Path) -> None:
 def test_an_array_in_ranges_is_the_array_in_one(tmp_path: Path) -> None:
     values = np.arange(10, dtype=np.int32)
     np.save(tmp_path / "whole.npy", values)
-    create_array(tmp_path / "ranges.npy", np.int32, 10)
+    np.lib.format.open_memmap(tmp_path / "ranges.npy", "w+", np.int32, (10,))
     for start, end in ((6, 10), (0, 6)):
         write_range(tmp_path / "ranges.npy", start, values[start:end])
     assert bytes_of(tmp_path)["whole.npy"] == bytes_of(tmp_path)["ranges.npy"]

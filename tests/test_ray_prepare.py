@@ -13,8 +13,7 @@ from bert4rec.cli import app
 from bert4rec.data.filters import Filters
 from bert4rec.data.interactions import Interactions
 from bert4rec.data.prepare import prepare
-from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
+from bert4rec.distributed.cluster import RayWorkers, connect
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_an_error_of_a_worker_is_one_sentence(clicks: Path, tmp_path: Path) -> N
         connect(ray_address(), n_workers=2),
         pytest.raises(ValueError, match=r"^[^\n]*2\.parquet cannot be read[^\n]*$"),
     ):
-        prepare(interactions, out=tmp_path / "p", engine=ClusterEngine(RayWorkers(2)))
+        prepare(interactions, out=tmp_path / "p", workers=RayWorkers(2))
     assert not (tmp_path / "p").exists()
 
 

@@ -62,14 +62,12 @@ def prepare(
 
     settings = load_config(recipe, config, overrides or ()).data
     if launcher == "ray":
-        from bert4rec.distributed.cluster import connect
-        from bert4rec.distributed.prepare_on_ray import ClusterEngine, RayWorkers
+        from bert4rec.distributed.cluster import RayWorkers, connect
 
         if threads is not None:
             raise ValueError("--threads does nothing with --launcher ray: leave it out")
         with connect(ray_address, n_workers=workers) as cluster:
-            engine = ClusterEngine(RayWorkers(workers or cluster.n_cpus))
-            sequences = table.open(data, settings, out, engine=engine)
+            sequences = table.open(data, settings, out, workers=RayWorkers(workers or cluster.n_cpus))
     else:
         for name, value in (("--ray-address", ray_address), ("--workers", workers)):
             if value is not None:

@@ -19,8 +19,8 @@ from bert4rec.cli.console import progress_bar, say
 
 if TYPE_CHECKING:
     from bert4rec.data.filters import DataSettings
-    from bert4rec.data.prepare import PrepareEngine
     from bert4rec.data.sequences import Sequences
+    from bert4rec.data.staging import PrepareWorkers
 
 DATA_HELP = (
     "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
@@ -142,7 +142,7 @@ class TableOptions:
         out: Path | None = None,
         *,
         threads: int | None = None,
-        engine: PrepareEngine | None = None,
+        workers: PrepareWorkers | None = None,
     ) -> Sequences:
         """The prepared data, downloaded and prepared if needed, with progress on standard error."""
         from bert4rec.data.sources import Reading, open_data
@@ -157,7 +157,7 @@ class TableOptions:
                 out=out,
                 memory_limit=memory,
                 threads=threads,
-                engine=engine,
+                workers=workers,
                 say=say,
                 on_download=on_download,
             )

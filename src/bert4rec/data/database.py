@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 from numpy.typing import NDArray
+
+Relation = str  # SQL for the name of a table, for a query in brackets, or for Parquet files
 
 
 def connect(database: str = ":memory:") -> duckdb.DuckDBPyConnection:
@@ -64,8 +70,51 @@ def parquet(*paths: str | Path, options: str = "") -> str:
     return f"read_parquet([{files}], hive_partitioning=false{options})"
 
 
+def union(relations: Iterable[Relation]) -> Relation:
+    """SQL for all rows of relations with the same columns."""
+    return "(" + " UNION ALL ".join(f"SELECT * FROM {relation}" for relation in relations) + ")"
+
+
 def copy_to_parquet(connection: duckdb.DuckDBPyConnection, query: str, path: Path) -> None:
     connection.execute(f"COPY ({query}) TO {quoted(path)} (FORMAT parquet)")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where tasks work: in the database of this process, or on machines that share a folder.
+
+    There, each task has a database of its own, in memory as far as its limit allows. What it writes
+    has a unique name, so a task that is repeated because its machine died finds nothing half done.
+    """
+
+    folder: Path
+    memory_limit: str
+    own: duckdb.DuckDBPyConnection | None  # None: a folder that all workers share
+
+    @contextmanager
+    def database(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        if self.own is not None:
+            yield self.own
+            return
+        with tempfile.TemporaryDirectory(prefix="bert4rec-") as name, connect() as connection:
+            limit_memory(connection, Path(name), self.memory_limit, threads=1)
+            yield connection
+
+    def new_path(self, name: str) -> Path:
+        return self.folder / f"{name}-{uuid.uuid4().hex}"
+
+    def save(self, connection: duckdb.DuckDBPyConnection, name: str, query: str) -> Relation:
+        """The result of a query, for later tasks."""
+        if self.own is not None:
+            connection.execute(f"CREATE OR REPLACE TABLE {name} AS {query}")
+            return name
+        path = self.new_path(name)
+        copy_to_parquet(connection, query, path)
+        return parquet(path)
+
+    def share(self, connection: duckdb.DuckDBPyConnection, table: str) -> Relation:
+        """A table of the process that hands out the tasks, for all of them."""
+        return table if self.own is not None else self.save(connection, table, f"SELECT * FROM {table}")
 
 
 def write_parquet(path: Path, columns: dict[str, NDArray[Any] | Sequence[Any]]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import duckdb
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from bert4rec.data.database import copy_to_parquet, count, fetch_row, identifier
+from bert4rec.data.database import copy_to_parquet, fetch_row, identifier
 from bert4rec.data.filters import Dropped, describe_step
 from bert4rec.data.interactions import names_of
 from bert4rec.data.sequences import FORMAT_VERSION, IdType, fingerprint_of
@@ -26,11 +26,6 @@ from bert4rec.data.times import TimeUnit
 
 FETCHED_ROWS = 1 << 20  # rows fetched at a time
 ITEM_COLUMNS = ("token", "item", "count", "title")
-SORTED = (
-    'SELECT i.token, e."time" FROM events e '
-    'JOIN rows_of_user u ON e."user" = u.code JOIN tokens i ON e.item = i.code '
-    'ORDER BY u.row, e."time", e.row'
-)
 
 
 def check_enough_is_left(job: PrepareJob, read: dict[str, int], left: dict[str, int], dropped: list[Dropped]) -> None:
@@ -55,20 +50,17 @@ def number_ids(connection: duckdb.DuckDBPyConnection) -> tuple[IdType, IdType]:
         "(row_number() OVER (ORDER BY n DESC, name) - 1)::INTEGER AS token "
         "FROM item_counts JOIN names_of_item USING (code)"
     )
-    user_type = id_type(connection, "user_counts JOIN names_of_user USING (code)")
+    user_type = _id_type(connection, "user_counts JOIN names_of_user USING (code)")
+    user_order = "CAST(name AS BIGINT)" if user_type == "int" else "name"
     connection.execute(
         "CREATE TABLE rows_of_user AS SELECT code, name, n, "
-        f"row_number() OVER (ORDER BY {id_order(user_type)}) - 1 AS row "
+        f"row_number() OVER (ORDER BY {user_order}) - 1 AS row "
         "FROM user_counts JOIN names_of_user USING (code)"
     )
-    return user_type, id_type(connection, "tokens")
+    return user_type, _id_type(connection, "tokens")
 
 
-def id_order(of_type: IdType) -> str:
-    return "CAST(name AS BIGINT)" if of_type == "int" else "name"
-
-
-def id_type(connection: duckdb.DuckDBPyConnection, relation: str) -> IdType:
+def _id_type(connection: duckdb.DuckDBPyConnection, relation: str) -> IdType:
     """`int` if every id is an integer in its canonical form; "007" is not, and stays text."""
     (are_integers,) = fetch_row(
         connection,
@@ -85,26 +77,17 @@ def create_arrays(job: PrepareJob, time_unit: TimeUnit | None) -> None:
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     np.save(job.finished / "offsets.npy", offsets)
-    create_array(job.finished / "tokens.npy", np.int32, int(offsets[-1]))
+    shape = (int(offsets[-1]),)
+    npy.open_memmap(job.finished / "tokens.npy", "w+", np.int32, shape)
     if time_unit is not None:
-        create_array(job.finished / "times.npy", np.int64, int(offsets[-1]))
-
-
-def create_array(path: Path, dtype: DTypeLike, n: int) -> None:
-    """An `.npy` file for `n` values, all zero until they are written.
-
-    The bytes are those of `numpy.save`. Plain file operations write them: of a memory map, every
-    touched page would count as memory in use.
-    """
-    dtype = np.dtype(dtype)
-    description = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (n,)}
-    with path.open("wb") as file:
-        npy.write_array_header_1_0(file, description)
-        file.truncate(file.tell() + n * dtype.itemsize)
+        npy.open_memmap(job.finished / "times.npy", "w+", np.int64, shape)
 
 
 def write_range(path: Path, start: int, values: NDArray[Any]) -> None:
-    """Write values from place `start`. Several processes may write ranges that do not overlap."""
+    """Write values from place `start`. Several processes may write ranges that do not overlap.
+
+    Plain file operations write them: of a memory map, every touched page would count as memory in use.
+    """
     with path.open("r+b") as file:
         assert npy.read_magic(file) == (1, 0)
         (n,), _, dtype = npy.read_array_header_1_0(file)
@@ -114,15 +97,9 @@ def write_range(path: Path, start: int, values: NDArray[Any]) -> None:
 
 
 def write_sorted(
-    connection: duckdb.DuckDBPyConnection,
-    finished: Path,
-    time_unit: TimeUnit | None,
-    rows: range | None = None,
-    to: int = 0,
+    connection: duckdb.DuckDBPyConnection, finished: Path, time_unit: TimeUnit | None, rows: range, to: int
 ) -> None:
     """Write rows of the table `sorted` into tokens.npy and times.npy, from place `to`."""
-    if rows is None:
-        rows = range(count(connection, "sorted"))
     per_microsecond = 1000 if time_unit == "ns" else 1
     for start in range(rows.start, rows.stop, FETCHED_ROWS):
         columns = connection.execute(
@@ -139,12 +116,10 @@ def write_names_and_meta(job: PrepareJob, id_types: tuple[IdType, IdType], dropp
     """Write users.parquet, items.parquet, and meta.json once the arrays are full."""
     connection, finished = job.connection, job.finished
     # With several threads, chance decides where the row groups of a Parquet file end.
-    (threads,) = fetch_row(connection, "SELECT current_setting('threads')")
     connection.execute("SET threads = 1")
     users = 'SELECT row, name AS "user" FROM rows_of_user ORDER BY row'
     copy_to_parquet(connection, users, finished / "users.parquet")
     _write_items(job)
-    connection.execute(f"SET threads = {threads}")
     ids = connection.execute("SELECT name FROM tokens ORDER BY token").fetchnumpy()["name"].tolist()
     tokens = np.load(finished / "tokens.npy", mmap_mode="r")
     offsets = np.load(finished / "offsets.npy")
@@ -180,7 +155,7 @@ def _write_items(job: PrepareJob) -> None:
     connection.execute(f"CREATE TABLE described ({', '.join(f'{n} VARCHAR' for n in names)})")
     with readable(Path(items.name)):
         positions = [items.roles["item"], items.roles.get("title"), *others]
-        relation = text_relation(items, positions, job.folder, "rejects_items")
+        relation = text_relation(items, positions, job.space.folder, "rejects_items")
         connection.execute(f"INSERT INTO described {relation}")
     (n_blank,) = fetch_row(connection, "DELETE FROM described WHERE coalesce(id, '') = ''")
     n_unusable = n_blank + n_malformed_lines(connection, items, "rejects_items")

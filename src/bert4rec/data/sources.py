@@ -10,8 +10,9 @@ from bert4rec.data import demo, public
 from bert4rec.data.download import OnDownload
 from bert4rec.data.filters import DataSettings, Filters
 from bert4rec.data.interactions import Interactions, OnProgress
-from bert4rec.data.prepare import LocalEngine, PrepareEngine, prepare
+from bert4rec.data.prepare import prepare
 from bert4rec.data.sequences import Sequences
+from bert4rec.data.staging import PrepareWorkers
 from bert4rec.data.table_file import Reading
 from bert4rec.environment import Environment
 
@@ -38,16 +39,16 @@ def open_data(
     out: Path | None = None,
     memory_limit: str = "512MB",
     threads: int | None = None,
-    engine: PrepareEngine | None = None,
+    workers: PrepareWorkers | None = None,
     say: OnProgress | None = None,
     on_download: OnDownload | None = None,
 ) -> Sequences:
     """Prepared sequences; a directory that is prepared already is opened as it is."""
-    filters = Filters(**(config or DataSettings()).model_dump(exclude={"split"}))
+    filters = config or DataSettings()
     if isinstance(source, str | Path) and (Path(source) / "meta.json").is_file():
         sequences = Sequences.load(source)
         used = sequences.meta["filters"]
-        if filters != Filters() and not filters.as_dict().items() <= used.items():
+        if filters.as_dict() != Filters().as_dict() and not filters.as_dict().items() <= used.items():
             raise ValueError(
                 f"{source} was prepared with the filters {used}: filters "
                 "cannot be changed afterwards, so prepare the table again or leave them out"
@@ -60,5 +61,5 @@ def open_data(
         memory_limit=memory_limit,
         threads=threads,
         progress=say,
-        engine=engine or LocalEngine(),
+        workers=workers,
     )

@@ -1,31 +1,35 @@
-"""Read all rows into a DuckDB database on disk, and refuse or drop those that cannot be used.
-
-The result is the view `events(user, item, time, rating, row)` that the filters work on: times are
-integers, users and items are codes. An integer id is its own code, as joining all rows with all
-names would cost more than anything else here; other ids are numbered. `names_of_user` and
-`names_of_item` map codes to raw ids.
-"""
+"""Rows of any tables, the rules that turn them into events, and what is said about bad rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import duckdb
 
 from bert4rec.data.columns import Role
-from bert4rec.data.database import connect, count, fetch_row, first_line
-from bert4rec.data.filters import Dropped, Events, Filters, LocalEvents, count_events
+from bert4rec.data.database import Relation, Workspace, connect, count, fetch_row, first_line, union
+from bert4rec.data.filters import Dropped, Filters
 from bert4rec.data.interactions import Interactions, OnProgress, names_of
 from bert4rec.data.table_file import SourceTable, line_of_row, readable
-from bert4rec.data.table_sql import FILE_BITS, ROLES, ColumnKind, is_one_relation, kinds_of, parquet_rows, text_relation
-from bert4rec.data.times import TimeUnit, time_expression, time_facts
+from bert4rec.data.table_sql import FILE_BITS, ROLES, ColumnKind, is_one_relation, parquet_rows, text_relation
 
 IDS: tuple[Role, ...] = ("user", "item")
 REMEDY = "correct them, or leave such rows out with on_bad_rows='skip' (--on-bad-rows skip)"
 ISO = "an integer (s, ms, us or ns, as in most rows), a decimal number or an ISO date"
+
+
+class PrepareWorkers(Protocol):
+    """Runs tasks side by side, as those of a cluster do."""
+
+    n_workers: int
+
+    def map(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The results in the order of the arguments."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,53 +41,42 @@ class PrepareJob:
     for_training: bool
     key: str  # a hash of all that decides the result
     connection: duckdb.DuckDBPyConnection
-    memory_limit: str
-    folder: Path  # for temporary files
+    space: Workspace
+    workers: PrepareWorkers | None  # None: this process
     say: OnProgress
 
     @property
     def finished(self) -> Path:
         """The folder for the files of the result."""
-        return self.folder / "finished"
+        return self.space.folder / "finished"
 
-    @property
-    def needs_rating(self) -> bool:
-        return self.filters.min_rating is not None
-
-
-@dataclass(frozen=True)
-class Staged:
-    """All usable rows, and what is known about them."""
-
-    events: Events
-    time_unit: TimeUnit | None  # None: no times, rows are in order
-    dropped: list[Dropped]
+    def map(self, task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The results of a task in the workspace, for each of the arguments."""
+        with_space = [(self.space, *each) for each in arguments]
+        return self.workers.map(task, with_space) if self.workers else [task(*each) for each in with_space]
 
 
 @dataclass(frozen=True)
 class EventRules:
-    """SQL that turns a row of `rows` into an event, and that tells what makes a row bad."""
+    """SQL that turns rows into events, and that tells what makes a row bad."""
 
     kinds: dict[Role, ColumnKind]
     time: str
     rating: str
     problems: dict[Role, str]  # in the order in which they are reported
+    are_all_good: bool = False  # known to have no problem, so that none is looked for
 
-    @property
-    def good_rows(self) -> str:
-        return self.select_rows(f"WHERE NOT ({' OR '.join(self.problems.values())})")
+    def events(self, rows: Relation) -> str:
+        """The query of the good rows, with times and ratings as numbers."""
+        where = "" if self.are_all_good else f" WHERE NOT ({' OR '.join(self.problems.values())})"
+        return f'SELECT "user", item, {self.time} AS "time", {self.rating} AS rating, row FROM {rows}{where}'
 
-    def select_rows(self, where: str) -> str:
-        """The query of the rows, with times and ratings as numbers."""
-        return f'SELECT "user", item, {self.time} AS "time", {self.rating} AS rating, row FROM rows {where}'
-
-    @property
-    def bad_rows(self) -> str:
-        """The query of the table `bad`, with all values as text."""
+    def bad_rows(self, rows: Relation) -> str:
+        """The query of the bad rows, with all values as text."""
         problems = self.problems.values()
         cases = " ".join(f"WHEN {is_bad} THEN {n}" for n, is_bad in enumerate(problems, 1))
         texts = ", ".join(f'CAST("{role}" AS VARCHAR) AS "{role}"' for role in ROLES)
-        return f"SELECT row, CASE {cases} END AS problem, {texts} FROM rows WHERE {' OR '.join(problems)}"
+        return f"SELECT row, CASE {cases} END AS problem, {texts} FROM {rows} WHERE {' OR '.join(problems)}"
 
 
 def event_rules(kinds: dict[Role, ColumnKind], time: str | None, needs_rating: bool) -> EventRules:
@@ -100,110 +93,35 @@ def event_rules(kinds: dict[Role, ColumnKind], time: str | None, needs_rating: b
     return EventRules(kinds, time or "0::BIGINT", rating, problems)
 
 
-def stage(job: PrepareJob) -> Staged:
-    """Read all rows on this machine."""
-    refuse_missing_ratings(job)
-    connection, interactions, tables = job.connection, job.interactions, job.interactions.tables
-    kinds: dict[Role, ColumnKind] = {}
-    n_malformed = 0
-    if is_one_relation(tables):
-        kinds = kinds_of(tables[0])
-        job.say(f"reading {interactions.name}")
-        first_rows = first_rows_of_files(tables)
-        with naming_the_file(tables):
-            connection.execute(f"CREATE VIEW rows AS {parquet_rows(tables)}")
-    else:
-        first_rows, n_malformed = _copy_as_text(job)
-    with naming_the_file(tables):
-        n_rows = count(connection, "rows")
-        if n_rows == 0:
-            what = "no usable row" if n_malformed else "a header and no rows"
-            raise ValueError(f"{interactions.name} has {what}: nothing to learn from")
-        unit: TimeUnit | None = None
-        time: str | None = None
-        if "time" in tables[0].roles:
-            kind = kinds.get("time", "text")
-            time, unit = time_expression(time_facts(connection, kind), kind, interactions)
-        rules = event_rules(kinds, time, job.needs_rating)
-        connection.execute(f"CREATE TABLE bad AS {rules.bad_rows}")
-        if interactions.on_bad_rows == "error":
-            refuse_bad_rows(connection, interactions, list(rules.problems), first_rows)
-        job.say("numbering users and items")
-        _make_events(connection, rules)
-    dropped = bad_rows_dropped(connection, list(rules.problems))
-    if n_malformed:
-        dropped.insert(0, {"step": "malformed line", "rows": n_malformed, "users": 0, "items": 0})
-    refuse_if_all_dropped(interactions, n_rows + n_malformed, dropped)
-    return Staged(LocalEvents(connection), unit, dropped)
-
-
-def first_rows_of_files(tables: Sequence[SourceTable]) -> list[int]:
-    return [number << FILE_BITS for number in range(len(tables))]
-
-
 def refuse_missing_ratings(job: PrepareJob) -> None:
     for table in job.interactions.tables:
-        if job.needs_rating and "rating" not in table.roles:
+        if job.filters.min_rating is not None and "rating" not in table.roles:
             raise ValueError(
                 f"min_rating needs a rating column and {table.name} has none that can be "
                 f"recognised among {', '.join(table.columns)}: name it with rating=… (--rating)"
             )
 
 
-def _copy_as_text(job: PrepareJob) -> tuple[list[int], int]:
-    """Create `rows` over a copy of all values as text.
-
-    Returns the first row of each table, and the number of malformed lines.
-    """
-    columns = ", ".join(f'"{role}" VARCHAR' for role in ROLES)
-    connection = job.connection
-    connection.execute(f"CREATE TABLE staged ({columns})")
-    first_rows = []
+def copy_as_text(job: PrepareJob) -> tuple[Relation, int]:
+    """All rows, with all values as text, from the tables `staged_…`; and the number of malformed lines."""
+    connection, interactions = job.connection, job.interactions
+    copies = []
     n_malformed = 0
-    for number, table in enumerate(job.interactions.tables):
+    for number, table in enumerate(interactions.tables):
         job.say(f"reading {table.name}")
-        first_rows.append(count(connection, "staged"))
+        columns = ", ".join(f'"{role}" VARCHAR' for role in ROLES)
+        connection.execute(f"CREATE TABLE staged_{number} ({columns})")
+        rejects = f"rejects_{number}"
         with readable(Path(table.name)):
             positions = [table.roles.get(role) for role in ROLES]
-            relation = text_relation(table, positions, job.folder, f"rejects_{number}")
-            connection.execute(f"INSERT INTO staged {relation}")
-        n_lines = n_malformed_lines(connection, table, f"rejects_{number}")
-        if n_lines and job.interactions.on_bad_rows == "error":
-            _refuse_malformed_lines(connection, table, f"rejects_{number}", n_lines)
+            relation = text_relation(table, positions, job.space.folder, rejects)
+            connection.execute(f"INSERT INTO staged_{number} {relation}")
+        n_lines = n_malformed_lines(connection, table, rejects)
+        if n_lines and interactions.on_bad_rows == "error":
+            _refuse_malformed_lines(connection, table, rejects, n_lines)
         n_malformed += n_lines
-    connection.execute("CREATE VIEW rows AS SELECT *, rowid AS row FROM staged")
-    return first_rows, n_malformed
-
-
-def _make_events(connection: duckdb.DuckDBPyConnection, rules: EventRules) -> None:
-    """Create the view `events`, its counts, and the names of all codes."""
-    good = rules.good_rows if count(connection, "bad") else rules.select_rows("")
-    connection.execute(f"CREATE VIEW good AS {good}")
-    codes = {role: f'g."{role}"' for role in IDS}
-    joins = ""
-    for role in IDS:
-        if rules.kinds.get(role) == "integer":
-            continue
-        connection.execute(
-            f"CREATE TABLE names_of_{role} AS SELECT (row_number() OVER () - 1)::INTEGER AS code, "
-            f'name FROM (SELECT DISTINCT "{role}" AS name FROM good)'
-        )
-        codes[role] = f"{role}s.code"
-        joins += f' JOIN names_of_{role} {role}s ON g."{role}" = {role}s.name'
-    events = f'SELECT {codes["user"]} AS "user", {codes["item"]} AS item, g."time", g.rating, g.row FROM good g{joins}'
-    if joins:
-        connection.execute(f"CREATE TABLE all_events AS {events}")
-        connection.execute("DROP TABLE IF EXISTS staged")
-        events = "SELECT * FROM all_events"
-    connection.execute(f"CREATE VIEW events AS {events}")
-    count_events(connection)
-    for role in IDS:
-        if rules.kinds.get(role) == "integer":
-            name_codes_by_themselves(connection, role)
-
-
-def name_codes_by_themselves(connection: duckdb.DuckDBPyConnection, role: Role) -> None:
-    connection.execute(f"CREATE VIEW names_of_{role} AS SELECT code, CAST(code AS VARCHAR) AS name FROM {role}_counts")
+        copies.append(f"(SELECT *, rowid + {number << FILE_BITS} AS row FROM staged_{number})")
+    return union(copies), n_malformed
 
 
 @contextmanager
@@ -221,24 +139,18 @@ def naming_the_file(tables: Sequence[SourceTable]) -> Iterator[None]:
         raise ValueError(f"{names_of(tables)} cannot be read: {first_line(error)}") from None
 
 
-def refuse_bad_rows(
-    connection: duckdb.DuckDBPyConnection,
-    interactions: Interactions,
-    problems: Sequence[Role],
-    first_rows: Sequence[int],
-) -> None:
-    """Raise for the first row of the table `bad`; table n begins at `first_rows[n]`."""
-    first = connection.execute(
-        'SELECT row, problem, "user", item, "time", rating FROM bad ORDER BY row LIMIT 1'
-    ).fetchone()
+def refuse_bad_rows(job: PrepareJob, problems: Sequence[Role]) -> None:
+    """Raise for the first row of `bad`."""
+    found = job.connection.execute('SELECT row, problem, "user", item, "time", rating FROM bad ORDER BY row LIMIT 1')
+    first = found.fetchone()
     if first is None:
         return
-    row, problem = first[0], problems[first[1] - 1]
-    value = first[2 + ROLES.index(problem)]
-    n_same = count(connection, f"bad WHERE problem = {first[1]}")
-    at = max(n for n, start in enumerate(first_rows) if start <= row)
-    table = interactions.tables[at]
-    line = line_of_row(table, row - first_rows[at])
+    row, number, *values = first
+    problem = problems[number - 1]
+    value = values[ROLES.index(problem)]
+    n_same = count(job.connection, f"bad WHERE problem = {number}")
+    table = job.interactions.tables[row >> FILE_BITS]
+    line = line_of_row(table, row & ((1 << FILE_BITS) - 1))
     column = table.columns[table.roles[problem]]
     state = "not " + (ISO if problem == "time" else "a number")
     if value is None or not value.strip():

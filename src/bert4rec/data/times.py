@@ -6,9 +6,9 @@ the same times as in one file.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import duckdb
@@ -22,6 +22,7 @@ TimeUnit = Literal["us", "ns"]
 UNITS = ((0.0, 1e11, 10**6), (1e11, 1e14, 1000), (1e14, 1e17, 1), (1e17, 1e19, 1))
 NANOSECONDS_FROM = UNITS[-1][0]
 MAX_RATING = 100
+SMALLEST = 1e-9  # what is smaller, and zero, counts as this: it has no logarithm
 DECADE = 64  # histogram bins per factor of ten; every limit of UNITS is an edge of a bin
 
 _NUMBER = 'TRY_CAST("time" AS DOUBLE)'
@@ -34,51 +35,45 @@ class TimeFacts:
     n_numbers: int
     n_dates: int
     n_finer: int  # dates with digits below microseconds
-    largest: float | None  # of the numbers that int64 holds
-    sizes: dict[float | None, int]  # how many numbers in each bin of the logarithm; None: zeros
+    largest: float = 0.0  # of the numbers that int64 holds
+    sizes: Counter[float] = field(default_factory=Counter)  # how many of them in each bin of the logarithm
+
+    def __add__(self, other: TimeFacts) -> TimeFacts:
+        return TimeFacts(
+            self.n_numbers + other.n_numbers,
+            self.n_dates + other.n_dates,
+            self.n_finer + other.n_finer,
+            max(self.largest, other.largest),
+            self.sizes + other.sizes,
+        )
 
     @property
     def median(self) -> float:
         """The lower edge of the bin of the median: at most 4 % too small."""
         n_before, half = 0, (sum(self.sizes.values()) + 1) // 2
-        for size in sorted(self.sizes, key=lambda size: float("-inf") if size is None else size):
-            n_before += self.sizes[size]
+        for size, n in sorted(self.sizes.items()):
+            n_before += n
             if n_before >= half:
-                return 0.0 if size is None else float(10 ** (size / DECADE))
+                return math.pow(10, size / DECADE)
         return 0.0
 
 
-def time_facts(connection: duckdb.DuckDBPyConnection, kind: ColumnKind) -> TimeFacts:
-    """What the times of `rows` look like."""
+def time_facts(connection: duckdb.DuckDBPyConnection, rows: str, kind: ColumnKind) -> TimeFacts:
+    """What the times of the rows look like."""
     if kind == "timestamp":
-        (n,) = fetch_row(connection, 'SELECT count(*) FILTER (isfinite("time")) FROM rows')
-        return TimeFacts(0, n, 0, None, {})
+        (n,) = fetch_row(connection, f'SELECT count(*) FILTER (isfinite("time")) FROM {rows}')
+        return TimeFacts(0, n, 0)
     is_text = kind == "text"
     dates = f"count(*) FILTER (isfinite({_DATE}))" if is_text else "0"
     finer = f"count(*) FILTER (isfinite({_DATE}) AND {_FINER} != '')" if is_text else "0"
     fits = f"abs({_NUMBER}) < 9.2e18"  # what int64 holds
-    size = f"floor(log10(CASE WHEN {_NUMBER} != 0 THEN abs({_NUMBER}) END) * {DECADE})"
-    n_numbers, n_dates, n_finer, largest, sizes, n_zeros = fetch_row(
+    size = f"floor(log10(greatest(abs({_NUMBER}), {SMALLEST})) * {DECADE})"
+    n_numbers, n_dates, n_finer, largest, sizes = fetch_row(
         connection,
         f"SELECT count(*) FILTER (isfinite({_NUMBER})), {dates}, {finer}, "
-        f"max(abs({_NUMBER})) FILTER ({fits}), histogram({size}) FILTER ({fits}), "
-        f"count(*) FILTER ({_NUMBER} = 0) FROM rows",
+        f"max(abs({_NUMBER})) FILTER ({fits}), histogram({size}) FILTER ({fits}) FROM {rows}",
     )
-    return TimeFacts(n_numbers, n_dates, n_finer, largest, {None: n_zeros, **(sizes or {})})
-
-
-def sum_facts(parts: Iterable[TimeFacts]) -> TimeFacts:
-    parts = list(parts)
-    sizes: Counter[float | None] = Counter()
-    for part in parts:
-        sizes.update(part.sizes)
-    return TimeFacts(
-        sum(part.n_numbers for part in parts),
-        sum(part.n_dates for part in parts),
-        sum(part.n_finer for part in parts),
-        max((part.largest for part in parts if part.largest is not None), default=None),
-        dict(sizes),
-    )
+    return TimeFacts(n_numbers, n_dates, n_finer, largest or 0.0, Counter(sizes or {}))
 
 
 def time_expression(facts: TimeFacts, kind: ColumnKind, interactions: Interactions) -> tuple[str, TimeUnit]:
@@ -95,7 +90,7 @@ def time_expression(facts: TimeFacts, kind: ColumnKind, interactions: Interactio
         nanoseconds = f"TRY_CAST(rpad({_FINER}, 3, '0') AS BIGINT)"
         return (f"TRY_CAST(({microseconds})::HUGEINT * 1000 + coalesce({nanoseconds}, 0) AS BIGINT)"), "ns"
     guessed = next((table for table in interactions.tables if table.is_time_guessed), None)
-    if guessed is not None and facts.largest is not None and facts.largest <= MAX_RATING:
+    if guessed is not None and facts.sizes and facts.largest <= MAX_RATING:
         column = guessed.columns[guessed.roles["time"]]
         raise ValueError(
             f"{guessed.name} has no header, and its {column} looks like a rating, not a time (it "

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,14 @@ SECONDS_TO_ANSWER = 10.0
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0, 4, 0)
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 
+# What a worker prints stays in Ray's logs; what goes wrong comes back as an exception.
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+
 
 @dataclass(frozen=True)
 class Cluster:
     address: str  # HOST:PORT of its head
     n_cpus: int
-    is_ours: bool  # started by us on this machine, and ended with us
 
 
 def check_has_ray() -> None:
@@ -50,7 +52,7 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
     keep_ray_quiet()
     ray = _untyped_ray()
     if ray.is_initialized():
-        connected = _described(is_ours=False)
+        connected = _connected()
         if address not in (None, "auto", "local") and _reachable(address) != connected.address:
             raise ValueError(
                 f"this process is connected to the Ray cluster at {connected.address}, and "
@@ -59,15 +61,46 @@ def connect(address: str | None, *, n_workers: int | None) -> Iterator[Cluster]:
         yield _enough(connected, n_workers)
         return
     address = address or os.environ.get(ADDRESS_VARIABLE) or "local"
-    is_ours = address == "local"
-    if is_ours:
-        ray.init("local", num_cpus=n_workers, include_dashboard=False, **_quietly())
+    if address == "local":
+        ray.init("local", num_cpus=n_workers, include_dashboard=False, **_QUIET)
     else:
-        ray.init(_reachable(address), **_quietly())
+        ray.init(_reachable(address), **_QUIET)
     try:
-        yield _enough(_described(is_ours=is_ours), n_workers)
+        yield _enough(_connected(), n_workers)
     finally:
         ray.shutdown()
+
+
+class RayWorkers:
+    """Tasks on the connected Ray cluster, at most `n_workers` at a time."""
+
+    def __init__(self, n_workers: int) -> None:
+        self.n_workers = n_workers
+
+    def map(self, task: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        import duckdb
+        import ray
+        from ray.exceptions import RayTaskError
+
+        # Ray repeats a task whose machine died, but not one that raised an error.
+        remote = ray.remote(num_cpus=1, max_retries=3)(task)
+        order: list[Any] = []
+        running: list[Any] = []
+        try:
+            for each in arguments:
+                if len(running) == self.n_workers:
+                    done, running = ray.wait(running)
+                    ray.get(done)  # raises the error of a failed task now
+                order.append(remote.remote(*each))
+                running.append(order[-1])
+            return list(ray.get(order))
+        except RayTaskError as error:
+            # Not ray.cancel: on a task that ends just then it has aborted the whole driver.
+            ray.wait(running, num_returns=len(running))
+            # Our own errors, and the one that `prepare` expects, without the worker's traceback.
+            if isinstance(error.cause, ValueError | duckdb.OutOfMemoryException):
+                raise error.cause from None
+            raise
 
 
 def _untyped_ray() -> Any:
@@ -84,15 +117,10 @@ def keep_ray_quiet() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
-def _quietly() -> dict[str, Any]:
-    # What a worker prints stays in Ray's logs; what goes wrong comes back as an exception.
-    return {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
-
-
-def _described(*, is_ours: bool) -> Cluster:
+def _connected() -> Cluster:
     ray = _untyped_ray()
     n_cpus = int(ray.cluster_resources().get("CPU", 0))
-    return Cluster(ray.get_runtime_context().gcs_address, n_cpus, is_ours)
+    return Cluster(ray.get_runtime_context().gcs_address, n_cpus)
 
 
 def _enough(cluster: Cluster, n_workers: int | None) -> Cluster:
@@ -138,14 +166,8 @@ def _greet(host: str, port: int) -> None:
     with socket.create_connection((host, port), SECONDS_TO_ANSWER) as connection:
         if os.environ.get("RAY_USE_TLS", "0") == "1":
             return  # it is there, and would answer only Ray
-        connection.settimeout(SECONDS_TO_ANSWER)
         connection.sendall(_GREETING)
-        answer = b""
-        while len(answer) < _FRAME_HEADER_BYTES:
-            some = connection.recv(_FRAME_HEADER_BYTES - len(answer))
-            if not some:
-                break
-            answer += some
+        answer = connection.makefile("rb").read(_FRAME_HEADER_BYTES)
     if len(answer) < _FRAME_HEADER_BYTES or answer[3] != _SETTINGS:
         raise OSError("something else than Ray is there")
 
