@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, compute_on_ray, what_is_wrong
 from bert4rec.distributed.scoring_parts import ScoringJob, read_plan
 from bert4rec.distributed.scoring_workers import Reports
+from bert4rec.distributed.user_rows import no_report
 
 pytest.importorskip("ray")
 N_USERS, N_PARTS = 240, 60
@@ -136,21 +136,21 @@ def test_a_part_that_kills_every_worker_is_given_up(
     job = job_of(saved, tmp_path / "recs")
     write = RayWorker.write
 
-    def write_and_die(worker: RayWorker, part: int) -> Future[None]:
-        worker.end()
-        return write(worker, part)
+    def write_and_die(worker: RayWorker, part: int) -> None:
+        worker.kill()
+        write(worker, part)
 
     monkeypatch.setattr(RayWorker, "write", write_and_die)
     said: list[str] = []
     with pytest.raises(ValueError, match=r"part 1 \(users 120 to 239 .* given up"):
-        compute_on_ray(job, [1], ray_address(), 1, Reports(lambda n_users: None, said.append))
+        compute_on_ray(job, [1], ray_address(), 1, Reports(no_report, said.append))
     assert len(said) == 2
 
 
 def test_an_error_of_a_worker_is_said_in_one_line(saved: Saved, tmp_path: Path) -> None:
     job = job_of(saved, tmp_path / "recs")
     other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, model="another model"))
-    reports = Reports(lambda n_users: None, lambda line: None)
+    reports = Reports(no_report, no_report)
     with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*has changed"):
         compute_on_ray(other, [1], ray_address(), 1, reports)
     compute_on_ray(job, [1], ray_address(), 1, reports)

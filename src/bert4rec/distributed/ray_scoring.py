@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from bert4rec import __version__
 from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
-from bert4rec.distributed.scoring_workers import Reports, compute_parts
+from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
 from bert4rec.durable import write_file
 from bert4rec.interrupts import stop_requested
 
@@ -53,33 +52,36 @@ class PartActor:
 class RayWorker:
     """An actor, which Ray places on a machine with a free CPU."""
 
+    n_done = 0  # an actor tells nothing before its part is finished
+
     def __init__(self, job: ScoringJob) -> None:
         import ray
 
         as_actor: Any = ray.remote(num_cpus=1)
         self._actor = as_actor(PartActor).remote(job)
-        self.ready: Future[None] = self._actor.load.remote().future()
 
-    def write(self, part: int) -> Future[None]:
-        future: Future[None] = self._actor.write.remote(part).future()
-        return future
+    def load(self) -> None:
+        _wait_for(self._actor.load.remote())
 
-    def n_done(self) -> int:
-        return 0  # an actor tells nothing before its part is finished
+    def write(self, part: int) -> None:
+        _wait_for(self._actor.write.remote(part))
 
-    def died_of(self, error: BaseException) -> str | None:
-        import ray
+    def how_it_died(self) -> str:
+        return "died, perhaps because its machine is gone or out of memory"
 
-        has_died = isinstance(error, ray.exceptions.RayActorError)
-        return "died, perhaps because its machine is gone or out of memory" if has_died else None
-
-    def end(self) -> None:
+    def kill(self) -> None:
         import ray
 
         ray.kill(self._actor)
 
-    def wait_for_end(self) -> None:
-        pass  # Ray does
+
+def _wait_for(work: Any) -> None:
+    import ray
+
+    try:
+        ray.get(work)
+    except ray.exceptions.RayActorError:
+        raise WorkerDied from None
 
 
 def _last_line(error: BaseException) -> str:
