@@ -21,7 +21,7 @@ from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob, default_p
 from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
 from bert4rec.distributed.user_rows import BatchRequest, no_report
 from bert4rec.durable import alone_in
-from bert4rec.interrupts import Interrupted, StopRequest
+from bert4rec.interrupts import Interrupted
 from bert4rec.recommender import Recommender
 
 N_USERS = 1200
@@ -357,7 +357,7 @@ NO_REPORTS = Reports(no_report, no_report)
 
 def test_a_part_that_kills_every_worker_is_named(job: ScoringJob) -> None:
     with pytest.raises(ValueError, match=r"part 2 \(users 10 to 14 .* given up.* died, 3 times"):
-        compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS, StopRequest())
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS)
     assert job.is_finished(0)
     assert job.is_finished(1)
     assert not job.is_finished(2)
@@ -372,7 +372,7 @@ def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: Scori
 
     done: list[int] = []
     reports = Reports(lambda n_done, n_users: done.append(n_done), no_report)
-    compute_parts(job, range(4), start, 1, reports, StopRequest())
+    compute_parts(job, range(4), start, 1, reports)
     assert len(started) == 2  # part 1 was not computed again
     assert all(map(job.is_finished, range(4)))
     assert done[-1] == 20
@@ -380,14 +380,13 @@ def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: Scori
 
 
 def test_a_request_to_stop_ends_all_workers_and_keeps_what_is_finished(job: ScoringJob) -> None:
-    request = StopRequest()
-
     def stop_after_a_part(n_done: int, n_users: int) -> None:
-        request.count += n_done > 0
+        if n_done > 0:
+            signal.raise_signal(signal.SIGTERM)
 
     reports = Reports(stop_after_a_part, no_report)
     with pytest.raises(Interrupted):
-        compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports, request)
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports)
     assert 0 < sum(map(job.is_finished, range(4))) < 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,7 +29,6 @@ from bert4rec.cli.options import (
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
-    from bert4rec.distributed.batch_scoring import PreparesUsers, WorkerOptions
     from bert4rec.distributed.user_rows import BatchRequest
     from bert4rec.recommender import Recommendation, Recommender
 
@@ -95,34 +95,53 @@ def recommend(
         _refuse_for_parts(context, "--history" if history is not None else f"the file {out}")
     if ray_address is not None and launcher != "ray":
         raise ValueError("--ray-address does nothing without --launcher ray: add it")
-    from bert4rec.data.sources import Reading
-    from bert4rec.distributed.batch_scoring import WorkerOptions
+    from bert4rec.data.prepare import prepare
+    from bert4rec.data.sources import Reading, interactions_of
+    from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts, recommend_users
     from bert4rec.distributed.user_rows import BatchRequest
+    from bert4rec.interrupts import Interrupted
     from bert4rec.recommender import Recommender
 
     request = BatchRequest(k, not keep_seen, split_ids(allow), split_ids(block), retrieval)
     if history is not None:
         _print_for_history(Recommender.load(model, retrieval), split_ids(history) or [], request)
         return
+    assert users is not None
     assert out is not None
-    reading = Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
+    source, reading = users, Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
 
     def prepare_users(place: Path, about: dict[str, Any]) -> Sequences:
         """The users of the training data, or those of a table, which is prepared at `place`."""
-        from bert4rec.data.prepare import prepare
-        from bert4rec.data.sources import interactions_of
-
-        assert users is not None
-        if users == "all":
+        if source == "all":
             return training_data(about, data)
-        interactions = interactions_of(users, reading)
-        return prepare(interactions, out=place, for_training=False, progress=say)
+        return prepare(interactions_of(source, reading), out=place, for_training=False, progress=say)
 
     if is_directory:
-        options = WorkerOptions(workers, launcher, ray_address)
-        _write_parts(model, prepare_users, Path(out), request, parts, options, overwrite=overwrite)
+        try:
+            with progress_bar("recommending") as update:
+                done = recommend_in_parts(
+                    model,
+                    prepare_users,
+                    out,
+                    request,
+                    n_parts=parts,
+                    workers=WorkerOptions(workers, launcher, ray_address),
+                    overwrite=overwrite,
+                    on_progress=update,
+                    say=say,
+                )
+        except Interrupted:
+            raise exit_interrupted(Path(out)) from None
+        n_rows, n_users = done.n_rows, done.n_users
+        before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
+        where = f"{out}, in {done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}"
     else:
-        _write_file(Recommender.load(model, retrieval), prepare_users, Path(out), request)
+        with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
+            recommender = Recommender.load(model, retrieval)
+            sequences = prepare_users(Path(folder) / "users", recommender.about)
+            n_rows = recommend_users(recommender, sequences, out, request, on_progress=update)
+        n_users, where = sequences.n_users, out
+    output.print(f"{n_rows:,} recommendations for {n_users:,} users are in {where}", markup=False)
 
 
 def similar(model: ModelDirectory, item: Annotated[str, typer.Argument(help="An item id.")], k: Count = 10) -> None:
@@ -171,53 +190,6 @@ def _print_for_history(recommender: Recommender, history: list[str], request: Ba
     if found.is_fallback:
         say("no known item in this history: these are the most popular items")
     _print_items(found.items, "score", has_probability=True)
-
-
-def _write_file(recommender: Recommender, prepare_users: PreparesUsers, out: Path, request: BatchRequest) -> None:
-    import tempfile
-
-    from bert4rec.distributed.batch_scoring import recommend_users
-
-    with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
-        sequences = prepare_users(Path(folder) / "users", recommender.about)
-        n_rows = recommend_users(recommender, sequences, out, request, on_progress=update)
-    output.print(f"{n_rows:,} recommendations for {sequences.n_users:,} users are in {out}")
-
-
-def _write_parts(
-    model: Path,
-    prepare_users: PreparesUsers,
-    out: Path,
-    request: BatchRequest,
-    n_parts: int | None,
-    workers: WorkerOptions,
-    *,
-    overwrite: bool,
-) -> None:
-    from bert4rec.distributed.batch_scoring import recommend_in_parts
-    from bert4rec.interrupts import Interrupted
-
-    try:
-        with progress_bar("recommending") as update:
-            done = recommend_in_parts(
-                model,
-                prepare_users,
-                out,
-                request,
-                n_parts=n_parts,
-                workers=workers,
-                overwrite=overwrite,
-                on_progress=update,
-                say=say,
-            )
-    except Interrupted:
-        raise exit_interrupted(out) from None
-    before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
-    output.print(
-        f"{done.n_rows:,} recommendations for {done.n_users:,} users are in {out}, in "
-        f"{done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}",
-        markup=False,
-    )
 
 
 def _is_directory(out: str) -> bool:

@@ -219,8 +219,7 @@ def _compute(job: ScoringJob, parts: list[int], workers: WorkerOptions, lock: in
         _compute_here(job, parts, reports)
     else:
         n_threads = max(1, torch.get_num_threads() // n)
-        with stop_requested() as is_stopped:
-            compute_parts(job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports, is_stopped)
+        compute_parts(job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports)
 
 
 def _compute_here(job: ScoringJob, parts: list[int], reports: Reports) -> None:

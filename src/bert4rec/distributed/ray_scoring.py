@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
 from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
 from bert4rec.durable import write_file
-from bert4rec.interrupts import stop_requested
 
 TOKEN = ".seen-by-workers"
 
@@ -22,13 +23,11 @@ def compute_on_ray(
     job: ScoringJob, parts: Sequence[int], address: str | None, n_workers: int | None, reports: Reports
 ) -> None:
     """Compute `parts` with `n_workers` actors of one CPU each; None takes all CPUs there are."""
-    with connect(address, n_workers=n_workers) as cluster, stop_requested() as is_stopped:
+    with connect(address, n_workers=n_workers) as cluster, _token_in(job.out) as token:
         import ray
 
-        _check_machines(job)
-        n = n_workers or cluster.n_cpus
         try:
-            compute_parts(job, parts, lambda: RayWorker(job), n, reports, is_stopped)
+            compute_parts(job, parts, lambda: RayWorker(job, token), n_workers or cluster.n_cpus, reports)
         except ray.exceptions.RayError as error:
             raise ValueError(
                 f"a worker of the Ray cluster failed: {_last_line(error)}; finished parts are "
@@ -39,11 +38,13 @@ def compute_on_ray(
 class PartActor:
     """What runs on the cluster."""
 
-    def __init__(self, job: ScoringJob) -> None:
-        self._job = job
+    def check(self, *facts: str) -> None:
+        """A ValueError that says why this machine cannot take part, see `what_is_wrong`."""
+        if (wrong := what_is_wrong(*facts)) is not None:
+            raise ValueError(f"{socket.gethostname()} cannot take part: {wrong}")
 
-    def load(self) -> None:
-        self._writer = PartWriter(self._job)
+    def load(self, job: ScoringJob) -> None:
+        self._writer = PartWriter(job)
 
     def write(self, part: int) -> None:
         self._writer.write(part)
@@ -54,14 +55,17 @@ class RayWorker:
 
     n_done = 0  # an actor tells nothing before its part is finished
 
-    def __init__(self, job: ScoringJob) -> None:
+    def __init__(self, job: ScoringJob, token: str) -> None:
         import ray
 
+        self._job, self._token = job, token
         as_actor: Any = ray.remote(num_cpus=1)
-        self._actor = as_actor(PartActor).remote(job)
+        self._actor = as_actor(PartActor).remote()
 
     def load(self) -> None:
-        _wait_for(self._actor.load.remote())
+        job = self._job
+        _wait_for(self._actor.check.remote(__version__, self._token, str(job.out), str(job.model), str(job.data)))
+        _wait_for(self._actor.load.remote(job))
 
     def write(self, part: int) -> None:
         _wait_for(self._actor.write.remote(part))
@@ -91,38 +95,15 @@ def _last_line(error: BaseException) -> str:
     return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__
 
 
-def _check_machines(job: ScoringJob) -> None:
-    """A ValueError if a machine lacks this program or does not see our files."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    all_nodes: Any = ray.nodes  # has no types
-    token = job.out / TOKEN
+@contextlib.contextmanager
+def _token_in(out: Path) -> Iterator[str]:
+    """A new text in a file there, by which a machine knows that it sees what is written here."""
     text = secrets.token_hex(16)
-    write_file(token, text)
+    write_file(out / TOKEN, text)
     try:
-        look = ray.remote(what_is_wrong)
-        nodes = [each for each in all_nodes() if each["Alive"] and each["Resources"].get("CPU")]
-        answers = [
-            look.options(
-                num_cpus=0,
-                max_retries=1,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-            ).remote(__version__, text, str(job.out), str(job.model), str(job.data))
-            for each in nodes
-        ]
-        for node, answer in zip(nodes, answers, strict=True):
-            try:
-                wrong = ray.get(answer)
-            except ray.exceptions.RayError as error:
-                wrong = _last_line(error)
-            if wrong is not None:
-                raise ValueError(
-                    f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}) of the Ray "
-                    f"cluster cannot take part: {wrong}"
-                )
+        yield text
     finally:
-        token.unlink(missing_ok=True)
+        (out / TOKEN).unlink(missing_ok=True)
 
 
 def what_is_wrong(version: str, token: str, out: str, model: str, data: str) -> str | None:
@@ -135,15 +116,9 @@ def what_is_wrong(version: str, token: str, out: str, model: str, data: str) -> 
     for folder in (model, data):
         if not Path(folder).is_dir():
             return f"it does not see {folder}: put model and data on storage that all share"
-    if not _is_seen(Path(out) / TOKEN, token):
+    seen = Path(out) / TOKEN
+    if not seen.is_file() or seen.read_text(encoding="utf-8") != token:
         return f"it does not see what is written to {out}: choose storage that all share"
     if not os.access(out, os.W_OK):
         return f"it may not write to {out}"
     return None
-
-
-def _is_seen(path: Path, token: str) -> bool:
-    try:
-        return path.read_text(encoding="utf-8") == token
-    except OSError:
-        return False

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
-from bert4rec.interrupts import StopRequest
+from bert4rec.interrupts import stop_requested
 
 MOST_TRIES = 3  # of a part, and of loading the model, when workers die
 LOOK_EVERY = 0.2  # seconds between two looks at progress and interrupts
@@ -57,15 +57,11 @@ class Reports:
 
 
 def compute_parts(
-    job: ScoringJob,
-    parts: Sequence[int],
-    start_worker: Callable[[], ScoringWorker],
-    n_workers: int,
-    reports: Reports,
-    is_stopped: StopRequest,
+    job: ScoringJob, parts: Sequence[int], start_worker: Callable[[], ScoringWorker], n_workers: int, reports: Reports
 ) -> None:
     """Compute `parts` with `n_workers` workers; finished parts are kept whatever happens.
 
+    Ctrl-C and SIGTERM end the workers and raise `Interrupted`.
     Only a worker that has loaded the model gets a part: on a busy cluster some may never start. An
     error that a worker raises ends the run, since any other worker would raise it too.
     """
@@ -77,7 +73,7 @@ def compute_parts(
         workers.append(start_worker())
         busy[threads.submit(workers[-1].load)] = workers[-1], None
 
-    with ThreadPoolExecutor(n_workers) as threads:
+    with stop_requested() as is_stopped, ThreadPoolExecutor(n_workers) as threads:
         try:
             for _ in range(min(n_workers, len(parts))):
                 start()

@@ -26,17 +26,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -46,6 +47,7 @@ from bert4rec.durable import MANIFEST, write_file
 from bert4rec.item_mask import ItemMask
 from bert4rec.models.output import ItemProducts
 from bert4rec.scoring import Block, TopK, items_per_block, score_blocks, top_k
+from bert4rec.settings import Count, Positive, Share
 
 RECALL_AT = 10  # the k of the measured recall; for a larger k more lists are searched
 AT_ONCE = 2**17  # items that are copied at a time
@@ -58,16 +60,20 @@ log = logging.getLogger("bert4rec.retrieval")
 
 @dataclass(frozen=True)
 class IndexQuality:
-    """How good an index is: recall@10 against exact search, seen items masked."""
+    """How good an index is: recall@10 against exact search, seen items masked.
 
-    n_lists: int
-    n_searched: int  # lists that are searched for 10 items
-    target: float  # the recall that `n_searched` was chosen for
-    recall: float  # on other histories than those that it was chosen on
-    n_tuned: int  # histories
-    n_measured: int
-    seconds: float  # that building took
-    depth: float = RECALL_AT  # on average: 10, and the seen items in front of the last of these
+    The limits are checked when it is read.
+    """
+
+    n_lists: Positive
+    n_searched: Positive  # lists that are searched for 10 items
+    target: Share  # the recall that `n_searched` was chosen for
+    recall: Share  # on other histories than those that it was chosen on
+    n_tuned: Count  # histories
+    n_measured: Count
+    seconds: FiniteFloat  # that building took
+    # On average: 10, and the seen items in front of the last of these.
+    depth: Annotated[FiniteFloat, Field(ge=RECALL_AT)] = RECALL_AT
 
 
 @dataclass(frozen=True)
@@ -78,15 +84,12 @@ class IndexTensors:
     lists: Tensor  # (V,) int32: the list that an item is in
 
     def check(self, output: ItemProducts) -> None:
-        n_lists, width = self.centroids.shape if self.centroids.dim() == 2 else (0, 0)
+        width = output.block(0, 1)[0].shape[1] + 1
         is_right = (
-            self.lists.shape == (output.n_items,)
-            and width == output.block(0, 1)[0].shape[1] + 1
-            and (self.centroids.dtype, self.lists.dtype) == (torch.float32, torch.int32)
-            and n_lists > 0
+            (self.centroids.dtype, self.centroids.shape[1:]) == (torch.float32, (width,))
+            and (self.lists.dtype, self.lists.shape) == (torch.int32, (output.n_items,))
             and bool(self.centroids.isfinite().all())
-            and int(self.lists.min()) >= 0
-            and int(self.lists.max()) < n_lists
+            and 0 <= int(self.lists.min()) <= int(self.lists.max()) < len(self.centroids)
         )
         if not is_right:
             raise ValueError("the index does not fit the model: run `bert4rec index` again")
@@ -126,9 +129,7 @@ class ItemIndex:
         for row, items in mask.allowed.items():
             rows = torch.tensor([row])
             _put(best, rows, _best_among(items, h[rows], output, mask.of_rows(rows), k))
-        is_open = torch.ones(n_rows, dtype=torch.bool)
-        is_open[list(mask.allowed)] = False
-        rows = is_open.nonzero()[:, 0]
+        rows = torch.tensor([row for row in range(n_rows) if row not in mask.allowed], dtype=torch.int64)
         if not len(rows):
             return best
         h = h[rows.to(h.device)]
@@ -210,20 +211,16 @@ def with_bias(output: ItemProducts, first: int, n: int = AT_ONCE) -> NDArray[np.
     return made
 
 
-def faiss_or_error() -> Any:
-    try:
-        import faiss
-    except ModuleNotFoundError:
-        raise ValueError("an index of items needs faiss: pip install 'bert4rec[scale]'") from None
-    return faiss
-
-
 def has_faiss() -> bool:
-    try:
-        faiss_or_error()
-    except ValueError:
-        return False
-    return True
+    return importlib.util.find_spec("faiss") is not None
+
+
+def faiss_or_error(purpose: str = "an index of items") -> Any:
+    if not has_faiss():
+        raise ValueError(f"{purpose} needs faiss: pip install 'bert4rec[scale]'")
+    import faiss
+
+    return faiss
 
 
 @functools.cache
@@ -286,39 +283,23 @@ def index_name(directory: Path) -> str | None:
 
 def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     """From a directory whose manifest was verified."""
-    facts = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    facts_path, tensors_path = directory / f"{name}.json", directory / f"{name}.safetensors"
+    facts = json.loads(facts_path.read_text(encoding="utf-8"))
+    if (facts.pop("format_version", None), facts.pop("kind", None)) != (FORMAT_VERSION, "ivf"):
+        raise ValueError(f"{facts_path} is of another version of bert4rec: run `bert4rec index` again")
     try:
-        is_ours = (facts.pop("format_version"), facts.pop("kind")) == (FORMAT_VERSION, "ivf")
-        quality = IndexQuality(**facts)
-    except (AttributeError, KeyError, TypeError):
-        is_ours = False
-    if not is_ours:
-        raise ValueError(f"{directory / name}.json is of another version of bert4rec: run `bert4rec index` again")
-    path = directory / f"{name}.safetensors"
-    try:
-        loaded = load(path.read_bytes())
+        loaded = load(tensors_path.read_bytes())
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
+        raise ValueError(f"{tensors_path} is damaged: it is not a safetensors file ({error})") from None
     empty = torch.empty(0)
     tensors = IndexTensors(loaded.get("centroids", empty), loaded.get("lists", empty))
-    tensors.check(output)
-    if not _are_possible(quality, len(tensors.centroids)):
-        raise ValueError(
-            f"{directory / name}.json is damaged: it says what no index can be; run `bert4rec index` again"
-        )
+    try:
+        quality = TypeAdapter(IndexQuality).validate_python(facts, strict=True)
+        if not quality.n_searched <= quality.n_lists == len(tensors.centroids):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{facts_path} is damaged: it says what no index can be; run `bert4rec index` again") from None
     return ItemIndex(tensors, output, quality)
-
-
-def _are_possible(facts: IndexQuality, n_lists: int) -> bool:
-    counts = facts.n_lists, facts.n_searched, facts.n_tuned, facts.n_measured
-    numbers = facts.target, facts.recall, facts.seconds, facts.depth
-    return (
-        all(type(count) is int for count in counts)
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and 1 <= facts.n_searched <= facts.n_lists == n_lists
-        and 0 <= facts.recall <= 1
-        and facts.depth >= RECALL_AT
-    )
 
 
 def delete_other_indexes(directory: Path, kept: Iterable[str] = ()) -> None:
