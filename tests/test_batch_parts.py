@@ -324,13 +324,10 @@ class WorkerThatDies:
         self._writer, self._deadly, self._after_writing = PartWriter(job), deadly, after_writing
         self.n_done = 0
 
-    def load(self) -> None:
-        pass
-
-    def write(self, part: int) -> None:
-        if part != self._deadly or self._after_writing:
+    def compute(self, part: int | None) -> None:
+        if part is not None and (part != self._deadly or self._after_writing):
             self._writer.write(part)
-        if part == self._deadly:
+        if part is not None and part == self._deadly:
             raise WorkerDied
 
     def how_it_died(self) -> str:
@@ -358,9 +355,7 @@ NO_REPORTS = Reports(no_report, no_report)
 def test_a_part_that_kills_every_worker_is_named(job: ScoringJob) -> None:
     with pytest.raises(ValueError, match=r"part 2 \(users 10 to 14 .* given up.* died, 3 times"):
         compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS)
-    assert job.is_finished(0)
-    assert job.is_finished(1)
-    assert not job.is_finished(2)
+    assert list(job.finished(range(4))) == [0, 1]
 
 
 def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: ScoringJob) -> None:
@@ -374,7 +369,7 @@ def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: Scori
     reports = Reports(lambda n_done, n_users: done.append(n_done), no_report)
     compute_parts(job, range(4), start, 1, reports)
     assert len(started) == 2  # part 1 was not computed again
-    assert all(map(job.is_finished, range(4)))
+    assert len(job.finished(range(4))) == 4
     assert done[-1] == 20
     assert done == sorted(done)
 
@@ -387,7 +382,7 @@ def test_a_request_to_stop_ends_all_workers_and_keeps_what_is_finished(job: Scor
     reports = Reports(stop_after_a_part, no_report)
     with pytest.raises(Interrupted):
         compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports)
-    assert 0 < sum(map(job.is_finished, range(4))) < 4
+    assert 0 < len(job.finished(range(4))) < 4
 
 
 def test_a_table_of_users_in_parts_is_the_same_as_in_one_file(saved: Saved, tmp_path: Path) -> None:

@@ -13,16 +13,11 @@ from bert4rec.cli.console import exit_interrupted, output, printable, progress_b
 from bert4rec.cli.options import (
     RAY_ADDRESS_HELP,
     Count,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
     ModelDirectory,
-    OnBadRows,
     PreparedData,
-    TimeColumn,
-    UserColumn,
+    TableOptions,
     is_given,
+    reads_a_table,
     split_ids,
     training_data,
 )
@@ -36,6 +31,7 @@ HISTORY_HELP = "Item ids, oldest first, separated by commas."
 PARTS = "A directory of parts"
 
 
+@reads_a_table
 def recommend(
     context: typer.Context,
     model: ModelDirectory,
@@ -77,13 +73,8 @@ def recommend(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS)
     ] = False,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
+    *,
+    table: TableOptions,
 ) -> None:
     """Recommend the next items for one history, or for many users into a file or a directory."""
     if (history is None) == (users is None):
@@ -95,8 +86,6 @@ def recommend(
         _refuse_for_parts(context, "--history" if history is not None else f"the file {out}")
     if ray_address is not None and launcher != "ray":
         raise ValueError("--ray-address does nothing without --launcher ray: add it")
-    from bert4rec.data.prepare import prepare
-    from bert4rec.data.sources import Reading, interactions_of
     from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts, recommend_users
     from bert4rec.distributed.user_rows import BatchRequest
     from bert4rec.interrupts import Interrupted
@@ -108,13 +97,10 @@ def recommend(
         return
     assert users is not None
     assert out is not None
-    source, reading = users, Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
 
     def prepare_users(place: Path, about: dict[str, Any]) -> Sequences:
         """The users of the training data, or those of a table, which is prepared at `place`."""
-        if source == "all":
-            return training_data(about, data)
-        return prepare(interactions_of(source, reading), out=place, for_training=False, progress=say)
+        return training_data(about, data) if users == "all" else table.prepare_histories(users, place)
 
     if is_directory:
         try:

@@ -25,12 +25,9 @@ from bert4rec.distributed.scoring_parts import (
     ScoringJob,
     ScoringPlan,
     check_same_plan,
-    finished_parts,
     is_part,
     make_plan,
-    part_path,
     read_plan,
-    remove_leftovers,
     remove_parts,
     write_plan,
 )
@@ -187,25 +184,25 @@ def _begin(out: Path, plan: ScoringPlan) -> None:
 
 def _complete(job: ScoringJob, workers: WorkerOptions, lock: int, reports: Reports) -> BatchResult:
     """Compute what is missing, and check that all parts are there before saying so."""
-    plan, out = job.plan, job.out
-    remove_leftovers(out)
-    there = finished_parts(out, plan, range(plan.n_parts))
+    plan, marker = job.plan, job.out / COMPLETE
+    job.remove_leftovers()
+    there = job.finished(range(plan.n_parts))
     missing = [part for part in range(plan.n_parts) if part not in there]
     if missing:
-        (out / COMPLETE).unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
         if there:
             reports.say(f"{len(there):,} of {plan.n_parts:,} parts are there already")
         reports.on_progress(plan.n_users - job.n_users_of(missing), plan.n_users)
         try:
             _compute(job, missing, workers, lock, reports)
         finally:
-            remove_leftovers(out)
-    n_rows = there | finished_parts(out, plan, missing)
+            job.remove_leftovers()
+    n_rows = there | job.finished(missing)
     for part in missing:
         if part not in n_rows:
-            raise ValueError(f"{part_path(out, part)} is gone: is something else at work there?")
-    if not (out / COMPLETE).exists():
-        write_file(out / COMPLETE, "")
+            raise ValueError(f"{job.part_path(part)} is gone: is something else at work there?")
+    if not marker.exists():
+        write_file(marker, "")
     return BatchResult(plan.n_users, sum(n_rows.values()), plan.n_parts, len(there))
 
 

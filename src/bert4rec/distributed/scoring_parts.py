@@ -151,7 +151,7 @@ def check_same_plan(out: Path, before: ScoringPlan, now: ScoringPlan) -> None:
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """All that a worker must know; paths are the same on all machines."""
+    """A plan and where its files are: all that a worker must know. Paths are the same on all machines."""
 
     plan: ScoringPlan
     model: Path
@@ -161,8 +161,36 @@ class ScoringJob:
     def n_users_of(self, parts: Iterable[int]) -> int:
         return sum(last - first for first, last in map(self.plan.users_of, parts))
 
-    def is_finished(self, part: int) -> bool:
-        return bool(finished_parts(self.out, self.plan, [part]))
+    def part_path(self, part: int) -> Path:
+        return self.out / f"part-{part:05d}.parquet"
+
+    def mark(self, part: int) -> str:
+        """What is in the metadata of a part under `KEY`."""
+        return json.dumps({"plan": self.plan.key, "part": part})
+
+    def finished(self, parts: Iterable[int]) -> dict[int, int]:
+        """{part: its number of rows} for those `parts` that are there, undamaged and of this plan."""
+        with connect() as database:
+            n_rows = {part: _n_rows(database, self.part_path(part), self.mark(part)) for part in parts}
+        return {part: n for part, n in n_rows.items() if n is not None}
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed process left unfinished: parts, checksums, the plan or the marker."""
+        for pattern in (".part-*.tmp", "..part-*.tmp", "._*.tmp"):
+            for path in self.out.glob(pattern):
+                path.unlink(missing_ok=True)
+
+
+def _n_rows(database: duckdb.DuckDBPyConnection, part: Path, mark: str) -> int | None:
+    try:
+        if sum_path(part).read_text(encoding="utf-8").split() != [sha256(part), part.name]:
+            return None
+        marks = f"SELECT value FROM parquet_kv_metadata({quoted(part)}) WHERE key = {quoted(KEY)}"
+        if database.execute(marks).fetchall() != [(mark.encode(),)]:
+            return None
+        return int(fetch_row(database, f"SELECT num_rows FROM parquet_file_metadata({quoted(part)})")[0])
+    except (OSError, ValueError, duckdb.Error):  # absent, damaged, or another file with a checksum of its own
+        return None
 
 
 class PartWriter:
@@ -181,17 +209,12 @@ class PartWriter:
 
     def write(self, part: int, on_progress: Callable[[int], object] = no_report) -> None:
         """Compute a part and write it; `on_progress` gets the number of its users done so far."""
-        path = part_path(self._job.out, part)
-        mark = json.dumps({"plan": self._job.plan.key, "part": part})
-        options = f"FORMAT parquet, KV_METADATA {{{KEY}: {quoted(mark)}}}"
+        path = self._job.part_path(part)
+        options = f"FORMAT parquet, KV_METADATA {{{KEY}: {quoted(self._job.mark(part))}}}"
         with new_file(path) as temporary:
             self._rows.write(temporary, options, self._job.plan.users_of(part), on_progress)
             # First the checksum, then the part: a part that is there has one.
             write_file(sum_path(path), f"{sha256(temporary)}  {path.name}\n")
-
-
-def part_path(out: Path, part: int) -> Path:
-    return out / f"part-{part:05d}.parquet"
 
 
 def sum_path(part: Path) -> Path:
@@ -208,30 +231,3 @@ def remove_parts(out: Path) -> None:
     for path in filter(is_part, out.iterdir()):
         path.unlink()
         sum_path(path).unlink(missing_ok=True)
-
-
-def finished_parts(out: Path, plan: ScoringPlan, parts: Iterable[int]) -> dict[int, int]:
-    """{part: its number of rows} for those `parts` that are there, undamaged and of this plan."""
-    with connect() as database:
-        n_rows = {part: _n_rows(database, part_path(out, part), {"plan": plan.key, "part": part}) for part in parts}
-    return {part: n for part, n in n_rows.items() if n is not None}
-
-
-def _n_rows(database: duckdb.DuckDBPyConnection, path: Path, mark: dict[str, object]) -> int | None:
-    try:
-        if sum_path(path).read_text(encoding="utf-8").split() != [sha256(path), path.name]:
-            return None
-        marks = database.execute(
-            f"SELECT value FROM parquet_kv_metadata({quoted(path)}) WHERE key = {quoted(KEY)}"
-        ).fetchall()
-        n_rows = fetch_row(database, f"SELECT num_rows FROM parquet_file_metadata({quoted(path)})")[0]
-        return int(n_rows) if [json.loads(text) for (text,) in marks] == [mark] else None
-    except (OSError, ValueError, duckdb.Error):  # absent, damaged, or another file with a checksum of its own
-        return None
-
-
-def remove_leftovers(out: Path) -> None:
-    """Delete what a killed process left unfinished: parts, checksums, the plan or the marker."""
-    for pattern in (".part-*.tmp", "..part-*.tmp", "._*.tmp"):
-        for path in out.glob(pattern):
-            path.unlink(missing_ok=True)

@@ -31,15 +31,12 @@ class WorkerDied(Exception):
 
 
 class ScoringWorker(Protocol):
-    """A process somewhere that has the model; a thread of ours waits for what it does."""
+    """A process somewhere that computes parts; a thread of ours waits for what it does."""
 
     n_done: int  # users done in its current part
 
-    def load(self) -> None:
-        """Wait until the model is loaded; `WorkerDied` if that never happens."""
-
-    def write(self, part: int) -> None:
-        """Wait until the part is written; `WorkerDied` if that may not have happened."""
+    def compute(self, part: int | None) -> None:
+        """Wait until the part is written, for None until the model is loaded; it may raise `WorkerDied`."""
 
     def how_it_died(self) -> str:
         """As in `was killed`."""
@@ -69,9 +66,13 @@ def compute_parts(
     workers: list[ScoringWorker] = []
     busy: dict[Future[None], tuple[ScoringWorker, int | None]] = {}  # None: loading the model
 
+    def assign(worker: ScoringWorker, part: int | None) -> None:
+        worker.n_done = 0
+        busy[threads.submit(worker.compute, part)] = worker, part
+
     def start() -> None:
         workers.append(start_worker())
-        busy[threads.submit(workers[-1].load)] = workers[-1], None
+        assign(workers[-1], None)
 
     with stop_requested() as is_stopped, ThreadPoolExecutor(n_workers) as threads:
         try:
@@ -87,7 +88,7 @@ def compute_parts(
                         future.result()
                     except WorkerDied:
                         cause = worker.how_it_died()
-                    if part is not None and (cause is None or job.is_finished(part)):
+                    if part is not None and (cause is None or job.finished([part])):
                         unfinished.remove(part)  # one that died may have finished its part before
                     elif cause is not None:
                         n_deaths[part] += 1
@@ -102,9 +103,7 @@ def compute_parts(
                         start()
                     else:
                         n_deaths[None] = 0  # the model can be loaded
-                        part = waiting.popleft()
-                        worker.n_done = 0
-                        busy[threads.submit(worker.write, part)] = worker, part
+                        assign(worker, waiting.popleft())
                 n_within = sum(worker.n_done for worker, _ in busy.values())
                 reports.on_progress(job.plan.n_users - job.n_users_of(unfinished) + n_within, job.plan.n_users)
         finally:
@@ -140,16 +139,9 @@ class LocalWorker:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def load(self) -> None:
-        self._wait_for_answer()
-
-    def write(self, part: int) -> None:
-        self._wait_for_answer(part)
-
-    def _wait_for_answer(self, *parts: int) -> None:
+    def compute(self, part: int | None) -> None:
         try:
-            for part in parts:
-                self._connection.send(part)
+            self._connection.send(part)
             while isinstance(answer := self._connection.recv(), int):
                 self.n_done = answer
         except (EOFError, OSError):
@@ -171,10 +163,9 @@ class LocalWorker:
 
 
 def _serve(job: ScoringJob, n_threads: int, connection: Connection, lock: Connection) -> None:
-    """What a process does: load the model, answer None, then None for each part that it was told to write.
+    """What a worker's process does: answer None for each part when it is done, or with the error.
 
-    Before that the answer to a part is the number of users done, now and then. An error is an
-    answer, too.
+    Before that the answers are numbers of users done.
     """
     import torch
 
@@ -187,10 +178,12 @@ def _serve(job: ScoringJob, n_threads: int, connection: Connection, lock: Connec
     threading.Thread(target=end_with_coordinator, daemon=True).start()
     torch.set_num_threads(n_threads)
     try:
-        writer = PartWriter(job)
         while True:
+            if (part := connection.recv()) is None:
+                writer = PartWriter(job)
+            else:
+                writer.write(part, connection.send)
             connection.send(None)
-            writer.write(connection.recv(), connection.send)
     except Exception as error:
         error.add_note(traceback.format_exc())  # of this process, for those who debug
         with contextlib.suppress(BrokenPipeError):  # the coordinator is gone

@@ -60,19 +60,13 @@ class SearchSample:
         return len(self.h)
 
 
-def too_few(histories: Spans) -> str | None:
-    """Why no index can be built with these, if so."""
-    n = int((histories.lengths > 0).sum())
-    if n >= FEWEST_QUERIES:
-        return None
-    return f"an index is tuned and measured on real histories, and there are {n}: give {FEWEST_QUERIES} or more"
-
-
 def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample:
     """At most `MOST_QUERIES` of the histories, in random order, without the empty ones."""
-    if (reason := too_few(histories)) is not None:
-        raise ValueError(reason)
     some = np.flatnonzero(histories.lengths > 0)
+    if len(some) < FEWEST_QUERIES:
+        raise ValueError(
+            f"an index is tuned on real histories, and there are {len(some)}: give {FEWEST_QUERIES} or more"
+        )
     rows = np.random.default_rng(seed).permutation(some)[:MOST_QUERIES]
     return SearchSample(*encode_histories(model, histories.take(rows)))
 

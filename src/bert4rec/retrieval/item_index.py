@@ -217,7 +217,7 @@ def has_faiss() -> bool:
 
 def faiss_or_error(purpose: str = "an index of items") -> Any:
     if not has_faiss():
-        raise ValueError(f"{purpose} needs faiss: pip install 'bert4rec[scale]'")
+        raise ValueError(f"faiss is not installed, and {purpose} needs it: pip install 'bert4rec[scale]'")
     import faiss
 
     return faiss
@@ -294,7 +294,7 @@ def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     empty = torch.empty(0)
     tensors = IndexTensors(loaded.get("centroids", empty), loaded.get("lists", empty))
     try:
-        quality = TypeAdapter(IndexQuality).validate_python(facts, strict=True)
+        quality = TypeAdapter(IndexQuality).validate_python(facts)
         if not quality.n_searched <= quality.n_lists == len(tensors.centroids):
             raise ValueError
     except ValueError:
