@@ -193,13 +193,10 @@ class Recommender:
         """(V,) true for items that are not allowed or are blocked; None when all may be shown."""
         if allow is None and block is None:
             return None
-        excluded = torch.zeros(len(self.vocabulary), dtype=torch.bool)
-        if allow is not None:
-            allowed, _ = self.vocabulary.encode(allow)
-            excluded[:] = True
-            excluded[allowed] = False
-        if block is not None:
-            excluded[self.vocabulary.encode(block)[0]] = True
+        excluded = torch.full((len(self.vocabulary),), allow is not None)
+        for ids, is_excluded in ((allow, False), (block, True)):
+            if ids is not None:
+                excluded[self.vocabulary.encode(ids)[0]] = is_excluded
         return excluded
 
     def by_popularity(self) -> Recommender:

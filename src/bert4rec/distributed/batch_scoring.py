@@ -125,8 +125,7 @@ def recommend_in_parts(
         _check_users(model, recommender, users, request, workers.n)
         del recommender  # the workers load their own
         before = None if overwrite else read_plan(out)
-        n_parts_before = None if before is None else before.n_parts
-        plan = make_plan(model, users, request, n_parts=n_parts, n_parts_before=n_parts_before)
+        plan = make_plan(model, users, request, n_parts, before)
         if before is None:
             _begin(out, plan)
         else:
@@ -220,14 +219,14 @@ def _compute(job: ScoringJob, parts: list[int], workers: WorkerOptions, lock: in
 
 
 def _compute_here(job: ScoringJob, parts: list[int], reports: Reports) -> None:
-    n_users = job.plan.n_users
+    n_before = job.plan.n_users - job.n_users_of(parts)
+
+    def on_part(n_done: int) -> None:
+        reports.on_progress(n_before + n_done, job.plan.n_users)
+        is_stopped.raise_if_stopped()
+
     with stop_requested() as is_stopped:
         writer = PartWriter(job)
-        for i, part in enumerate(parts):
-            n_before = n_users - job.n_users_of(parts[i:])
-
-            def on_part(n_done: int, n_before: int = n_before) -> None:
-                reports.on_progress(n_before + n_done, n_users)
-                is_stopped.raise_if_stopped()
-
+        for part in parts:
             writer.write(part, on_part)
+            n_before += job.n_users_of([part])

@@ -42,7 +42,7 @@ MEANINGS = {
     "block": "--block",
     "retrieval": "--retrieval",
 }
-SHORT = ("n_users", "n_parts", "k", "exclude_seen", "retrieval")  # values that fit a message
+SHORT = 20  # letters of a value that fits a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,24 +77,17 @@ def default_parts(n_users: int, k: int) -> int:
 
 
 def make_plan(
-    model: Path, sequences: Sequences, request: BatchRequest, *, n_parts: int | None, n_parts_before: int | None
+    model: Path, sequences: Sequences, request: BatchRequest, n_parts: int | None, before: ScoringPlan | None
 ) -> ScoringPlan:
-    """A resumed run keeps its number of parts, `n_parts_before`, unless `n_parts` is given."""
+    """A resumed run keeps the number of parts that it had `before`, unless `n_parts` is given."""
     n_users = int(sequences.n_users)
     if n_parts is not None and not 1 <= n_parts <= n_users:
         raise ValueError(
             f"parts is {n_parts} and there are {n_users:,} users: every part needs one, so choose 1 to {n_users:,}"
         )
-    return ScoringPlan(
-        k=request.k,
-        exclude_seen=request.exclude_seen,
-        allow=_sorted_ids(request.allow),
-        block=_sorted_ids(request.block),
-        retrieval=request.retrieval,
-        n_users=n_users,
-        n_parts=n_parts or n_parts_before or default_parts(n_users, request.k),
-        **_versions(model, sequences),
-    )
+    n_parts = n_parts or (before.n_parts if before else default_parts(n_users, request.k))
+    items = {"allow": _sorted_ids(request.allow), "block": _sorted_ids(request.block)}
+    return ScoringPlan(n_users=n_users, n_parts=n_parts, **vars(request) | items | _versions(model, sequences))
 
 
 def _versions(model: Path, sequences: Sequences) -> dict[str, str]:
@@ -139,10 +132,10 @@ def write_plan(out: Path, plan: ScoringPlan) -> None:
 
 def check_same_plan(out: Path, before: ScoringPlan, now: ScoringPlan) -> None:
     """A ValueError that names the difference: a directory holds the rows of one plan only."""
-    were, are = before.as_dict(), now.as_dict()
     for name, meaning in MEANINGS.items():
-        if were[name] != are[name]:
-            values = f" ({were[name]} there, {are[name]} now)" if name in SHORT else ""
+        there, here = getattr(before, name), getattr(now, name)
+        if there != here:
+            values = f" ({there} there, {here} now)" if max(len(str(there)), len(str(here))) < SHORT else ""
             raise ValueError(
                 f"{out} was begun with other settings: {meaning} differs{values}; pass --overwrite "
                 "to delete what is there and begin again, or choose another directory"

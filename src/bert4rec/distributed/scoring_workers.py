@@ -58,9 +58,9 @@ def compute_parts(
 ) -> None:
     """Compute `parts` with `n_workers` workers; finished parts are kept whatever happens.
 
-    Ctrl-C and SIGTERM end the workers and raise `Interrupted`.
     Only a worker that has loaded the model gets a part: on a busy cluster some may never start. An
-    error that a worker raises ends the run, since any other worker would raise it too.
+    error that a worker raises ends the run, since any other worker would raise it too. Ctrl-C and
+    SIGTERM end all workers and raise `Interrupted`.
     """
     waiting, unfinished, n_deaths = deque(parts), set(parts), Counter[int | None]()
     workers: list[ScoringWorker] = []

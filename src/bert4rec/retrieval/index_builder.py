@@ -29,7 +29,6 @@ from bert4rec.retrieval.item_index import (
     MOST_SEARCHED,
     RECALL_AT,
     IndexQuality,
-    IndexTensors,
     ItemIndex,
     faiss_or_error,
     with_bias,
@@ -76,13 +75,13 @@ def build_index(output: ItemProducts, sample: SearchSample, target: float = RECA
     if not 0 < target <= 1:
         raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
     started = time.monotonic()
-    tensors = _cluster(output, n_lists_for(output.n_items), seed)
+    centroids, lists = _cluster(output, n_lists_for(output.n_items), seed)
     half = len(sample) // 2
     tuning, others = sample.rows(0, half), sample.rows(half, len(sample))
-    untuned = IndexQuality(len(tensors.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf)
-    index = ItemIndex(tensors, output, untuned)
+    untuned = IndexQuality(len(centroids), 1, target, math.nan, half, len(others), 0.0, math.inf)
+    index = ItemIndex(centroids, lists, output, untuned)
     wanted = _exact(output, tuning)
-    for n_searched in _numbers(int(MOST_SEARCHED * len(tensors.centroids))):
+    for n_searched in _numbers(int(MOST_SEARCHED * len(centroids))):
         index.quality = replace(untuned, n_searched=n_searched)
         if _recall(index, output, tuning, wanted) >= target:
             index.quality = replace(index.quality, depth=_depth(index, output, tuning))
@@ -108,7 +107,8 @@ def n_lists_for(n_items: int) -> int:
     return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_PER_LIST))
 
 
-def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
+def _cluster(output: ItemProducts, n_lists: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The tensors of an `ItemIndex`."""
     faiss = faiss_or_error()
     faiss.omp_set_num_threads(torch.get_num_threads())
     is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_PER_LIST * n_lists
@@ -131,7 +131,7 @@ def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
         products, nearest = kmeans.index.search(with_bias(output, first), 1)
         lists[first : first + AT_ONCE] = nearest[:, 0]
         np.maximum.at(reach, nearest[:, 0], products[:, 0])
-    return IndexTensors(torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists))
+    return torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists)
 
 
 def _numbers(most: int) -> list[int]:

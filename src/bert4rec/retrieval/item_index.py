@@ -55,6 +55,7 @@ MOST_FETCHED = 2048  # candidates of a row
 MOST_SEARCHED = 1 / 8  # of the lists: beyond it exact search is about as fast
 FEW_REMAIN = 1 / 4  # of the catalogue: if no more may be recommended, these alone are scored
 DEEP = 2  # times the depth that the index was tuned at: recall is noticeably lower from there on
+UNKNOWN = torch.tensor(torch.nan)  # the logsumexp over all items, of which only some were scored
 log = logging.getLogger("bert4rec.retrieval")
 
 
@@ -76,45 +77,31 @@ class IndexQuality:
     depth: Annotated[FiniteFloat, Field(ge=RECALL_AT)] = RECALL_AT
 
 
-@dataclass(frozen=True)
-class IndexTensors:
-    """All that has to be saved to get the same index back, for the same output layer."""
-
-    centroids: Tensor  # (N, D + 1) float32
-    lists: Tensor  # (V,) int32: the list that an item is in
-
-    def check(self, output: ItemProducts) -> None:
-        width = output.block(0, 1)[0].shape[1] + 1
-        is_right = (
-            (self.centroids.dtype, self.centroids.shape[1:]) == (torch.float32, (width,))
-            and (self.lists.dtype, self.lists.shape) == (torch.int32, (output.n_items,))
-            and bool(self.centroids.isfinite().all())
-            and 0 <= int(self.lists.min()) <= int(self.lists.max()) < len(self.centroids)
-        )
-        if not is_right:
-            raise ValueError("the index does not fit the model: run `bert4rec index` again")
-
-
 class ItemIndex:
-    """Several threads may search at once."""
+    """Several threads may search at once.
 
-    def __init__(self, tensors: IndexTensors, output: ItemProducts, quality: IndexQuality) -> None:
+    `centroids` and `lists` are all that has to be saved to get the same index back, for the same
+    output layer.
+    """
+
+    def __init__(self, centroids: Tensor, lists: Tensor, output: ItemProducts, quality: IndexQuality) -> None:
         faiss = faiss_or_error()
-        tensors.check(output)
-        self.tensors, self.quality = tensors, quality
-        centroids = np.ascontiguousarray(tensors.centroids.numpy())
+        _check_fit(centroids, lists, output)
+        self.centroids = centroids  # (N, D + 1) float32
+        self.lists = lists  # (V,) int32: the list that an item is in
+        self.quality = quality
         n_lists, width = centroids.shape
         self._quantizer = faiss.IndexFlatIP(width)  # kept: faiss only has a pointer to it
-        self._quantizer.add(centroids)
-        self._lists = faiss.IndexIVFFlat(self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT)
-        self._lists.is_trained = True
+        self._quantizer.add(np.ascontiguousarray(centroids.numpy()))
+        self._ivf = faiss.IndexIVFFlat(self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT)
+        self._ivf.is_trained = True
         pointer = faiss.swig_ptr
         for first in range(0, output.n_items, AT_ONCE):
             vectors = with_bias(output, first)
             ids = np.arange(first, first + len(vectors))
-            lists = tensors.lists[first : first + len(vectors)].numpy().astype(np.int64)
-            self._lists.add_core(len(ids), pointer(vectors), pointer(ids), pointer(lists))
-        assert self._lists.ntotal == output.n_items
+            numbers = lists[first : first + len(vectors)].numpy().astype(np.int64)
+            self._ivf.add_core(len(ids), pointer(vectors), pointer(ids), pointer(numbers))
+        assert self._ivf.ntotal == output.n_items
 
     @without_onednn()
     @torch.inference_mode()
@@ -151,7 +138,7 @@ class ItemIndex:
         n_excluded = 0 if mask.excluded is None else mask.excluded.n
         share = 1 - n_excluded / n_items
         most = int(MOST_SEARCHED * self.quality.n_lists)
-        n_searched = self.n_searched_for(int(k / share))
+        n_searched = min(self.quality.n_lists, -(-self.quality.n_searched * int(k / share) // RECALL_AT))
         if n_searched > most:
             return torch.zeros(len(h), dtype=torch.bool)
         n_hidden = mask.n_hidden(len(h))
@@ -187,10 +174,7 @@ class ItemIndex:
         items, is_kept = found.gather(1, first), kept.gather(1, first)
         scores = output.scores(h, items.clamp(min=0).to(h.device)).cpu()
         scores, order = scores.masked_fill(~is_kept, -torch.inf).sort(dim=1, descending=True)
-        return TopK(items.gather(1, order), scores, _unknown(h)), n_kept[:, -1] >= k, depth
-
-    def n_searched_for(self, k: int) -> int:
-        return min(self.quality.n_lists, -(-self.quality.n_searched * k // RECALL_AT))
+        return TopK(items.gather(1, order), scores, UNKNOWN), n_kept[:, -1] >= k, depth
 
     def candidates(self, h: Tensor, n: int, n_searched: int) -> Tensor:
         """(B, D) → (B, n) items, best first, -1 where the lists hold no more."""
@@ -199,8 +183,20 @@ class ItemIndex:
         faiss.omp_set_num_threads(torch.get_num_threads())
         parameters = faiss.SearchParametersIVF(nprobe=n_searched)
         queries = torch.nn.functional.pad(h.detach().float().cpu(), (0, 1), value=1.0)
-        _, items = self._lists.search(queries.numpy(), n, params=parameters)
+        _, items = self._ivf.search(queries.numpy(), n, params=parameters)
         return torch.from_numpy(items)
+
+
+def _check_fit(centroids: Tensor, lists: Tensor, output: ItemProducts) -> None:
+    width = output.block(0, 1)[0].shape[1] + 1
+    is_right = (
+        (centroids.dtype, centroids.shape[1:]) == (torch.float32, (width,))
+        and (lists.dtype, lists.shape) == (torch.int32, (output.n_items,))
+        and bool(centroids.isfinite().all())
+        and 0 <= int(lists.min()) <= int(lists.max()) < len(centroids)
+    )
+    if not is_right:
+        raise ValueError("the index does not fit the model: run `bert4rec index` again")
 
 
 def with_bias(output: ItemProducts, first: int, n: int = AT_ONCE) -> NDArray[np.float32]:
@@ -236,9 +232,9 @@ def _best_among(items: Tensor, h: Tensor, output: ItemProducts, mask: ItemMask, 
     items = torch.unique(items)
     if not len(items):
         nothing = torch.empty((len(h), 0))
-        return TopK(nothing.long(), nothing, _unknown(h))
+        return TopK(nothing.long(), nothing, UNKNOWN)
     found = top_k(_blocks_of(items, h, output, k), mask.among(items), k)
-    return TopK(items[found.items], found.scores, _unknown(h))
+    return TopK(items[found.items], found.scores, UNKNOWN)
 
 
 def _blocks_of(items: Tensor, h: Tensor, output: ItemProducts, k: int) -> Iterator[Block]:
@@ -247,11 +243,6 @@ def _blocks_of(items: Tensor, h: Tensor, output: ItemProducts, k: int) -> Iterat
     for some in torch.split(items, items_per_block(len(h), k)):
         yield first, output.scores(h, some[None].to(h.device)).cpu()
         first += len(some)
-
-
-def _unknown(h: Tensor) -> Tensor:
-    """(B, 1): the logsumexp over all items, of which only some were scored."""
-    return torch.full((len(h), 1), torch.nan)
 
 
 def _put(best: TopK, rows: Tensor, found: TopK) -> None:
@@ -265,7 +256,7 @@ FORMAT_VERSION = 1
 
 def write_index(directory: Path, index: ItemIndex) -> tuple[str, str]:
     """The names of the two files, for the manifest."""
-    tensors = save({"centroids": index.tensors.centroids, "lists": index.tensors.lists})
+    tensors = save({"centroids": index.centroids, "lists": index.lists})
     facts = {"format_version": FORMAT_VERSION, "kind": "ivf"} | asdict(index.quality)
     text = json.dumps(facts, indent=2)
     name = f"index-{hashlib.sha256(tensors + text.encode()).hexdigest()[:12]}"
@@ -288,18 +279,17 @@ def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     if (facts.pop("format_version", None), facts.pop("kind", None)) != (FORMAT_VERSION, "ivf"):
         raise ValueError(f"{facts_path} is of another version of bert4rec: run `bert4rec index` again")
     try:
-        loaded = load(tensors_path.read_bytes())
+        tensors = load(tensors_path.read_bytes())
     except SafetensorError as error:
         raise ValueError(f"{tensors_path} is damaged: it is not a safetensors file ({error})") from None
-    empty = torch.empty(0)
-    tensors = IndexTensors(loaded.get("centroids", empty), loaded.get("lists", empty))
+    centroids, lists = (tensors.get(name, torch.empty(0)) for name in ("centroids", "lists"))
     try:
         quality = TypeAdapter(IndexQuality).validate_python(facts)
-        if not quality.n_searched <= quality.n_lists == len(tensors.centroids):
+        if not quality.n_searched <= quality.n_lists == len(centroids):
             raise ValueError
     except ValueError:
         raise ValueError(f"{facts_path} is damaged: it says what no index can be; run `bert4rec index` again") from None
-    return ItemIndex(tensors, output, quality)
+    return ItemIndex(centroids, lists, output, quality)
 
 
 def delete_other_indexes(directory: Path, kept: Iterable[str] = ()) -> None:
