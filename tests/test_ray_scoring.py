@@ -157,7 +157,7 @@ def test_a_part_that_kills_every_worker_is_given_up(
 
 def test_an_error_of_a_worker_is_said_in_one_line(saved: Saved, tmp_path: Path) -> None:
     job = job_of(saved, tmp_path / "recs")
-    other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, model="another model"))
+    other = dataclasses.replace(job, plan=job.plan.model_copy(update={"model": "another model"}))
     reports = Reports(no_report, no_report)
     with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*has changed"):
         compute_on_ray(other, [1], ray_address(), 1, reports)

@@ -153,13 +153,12 @@ def explain(
     table.add_column("history item")
     table.add_column("title")
     table.add_column("influence", justify="right")
-    attention = None if found.attention is None else found.attention[:, :, -1, :]
-    for layer in range(0 if attention is None else len(attention)):
-        table.add_column(f"attention, layer {layer + 1}", justify="right")
+    layers: list[Any] = [] if found.attention is None else list(found.attention[:, :, -1, :].mean(1))
+    for number in range(len(layers)):
+        table.add_column(f"attention, layer {number + 1}", justify="right")
     for place, each in enumerate(found.influences):
-        cells = [] if attention is None else [f"{a:.0%}" for a in attention[:, :, place].mean(1)]
-        title = printable(each.title or "")
-        table.add_row(printable(each.item), title, f"{each.influence:+.3f}", *cells)
+        cells = [f"{attention[place]:.0%}" for attention in layers]
+        table.add_row(printable(each.item), printable(each.title or ""), f"{each.influence:+.3f}", *cells)
     output.print(table)
     output.print(
         "Influence: the log-probability that the item would lose without this one. "
@@ -196,8 +195,7 @@ def _print_items(found: list[Recommendation], score_name: str, has_probability: 
     for column in ("", "item", "title", score_name, *(["probability"] if has_probability else [])):
         table.add_column(column)
     for place, each in enumerate(found, 1):
-        cells = [str(place), printable(each.item), printable(each.title or "")]
-        cells.append(f"{each.score:.3f}")
+        cells = [str(place), printable(each.item), printable(each.title or ""), f"{each.score:.3f}"]
         # An index gives no probability: that takes the scores of all items.
         chance = "–" if math.isnan(each.probability) else f"{each.probability:.2%}"
         table.add_row(*cells, *([chance] if has_probability else []))

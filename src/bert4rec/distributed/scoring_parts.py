@@ -11,57 +11,51 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import duckdb
+from pydantic import Field
 
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.database import connect, fetch_row, parquet, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.user_rows import BatchRequest, UserRows, no_report
 from bert4rec.durable import MANIFEST, new_file, sha256, write_file
-from bert4rec.recommender import Recommender
+from bert4rec.recommender import Recommender, Retrieval
+from bert4rec.settings import Settings
 
 PLAN, COMPLETE = "_scoring.json", "_SUCCESS"
-FORMAT_VERSION = 1
 KEY = "bert4rec_scoring"  # in the metadata of a part: the key of its plan, and its number
 
 # Parts are small, so that workers share them evenly and a crash loses little; up to ENOUGH_PARTS.
 FEWEST_USERS, MOST_USERS, MOST_ROWS, ENOUGH_PARTS = 1024, 65_536, 2_000_000, 64
 
-# What a plan says, in the order of its file.
-MEANINGS = {
-    "model": "the model",
-    "data": "the data",
-    "users": "the list of user ids",
-    "n_users": "the number of users",
-    "n_parts": "--parts",
-    "k": "--k",
-    "exclude_seen": "whether seen items are excluded",
-    "allow": "--allow",
-    "block": "--block",
-    "retrieval": "--retrieval",
-}
 SHORT = 20  # letters of a value that fits a message
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoringPlan(BatchRequest):
-    """A request, the model and the users that it is for, and the number of parts."""
+class ScoringPlan(Settings):
+    """What is computed, for whom, and in how many parts; the descriptions are for messages."""
 
-    model: str  # SHA-256 of its manifest, which lists those of its files
-    data: str  # fingerprint of the sequences
-    users: str  # a hash of the user ids, in order
-    n_users: int
-    n_parts: int
+    format_version: Literal[1] = 1
+    model: str = Field(description="the model")  # SHA-256 of its manifest, which lists those of its files
+    data: str = Field(description="the data")  # fingerprint of the sequences
+    users: str = Field(description="the list of user ids")  # a hash of them, in order
+    n_users: int = Field(description="the number of users")
+    n_parts: int = Field(description="--parts")
+    k: int = Field(description="--k")
+    exclude_seen: bool = Field(description="whether seen items are excluded")
+    allow: list[str] | None = Field(description="--allow")
+    block: list[str] | None = Field(description="--block")
+    retrieval: Retrieval = Field(description="--retrieval")
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in MEANINGS}
+    @property
+    def request(self) -> BatchRequest:
+        return BatchRequest(self.k, self.exclude_seen, self.allow, self.block, self.retrieval)
 
     @property
     def key(self) -> str:
         """A hash of all of it, which each part carries."""
-        return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.model_dump(exclude={"format_version"})).encode()).hexdigest()
 
     def users_of(self, part: int) -> tuple[int, int]:
         """Rows `first` to `last - 1` of the data; part sizes differ by at most one user."""
@@ -114,11 +108,8 @@ def read_plan(out: Path) -> ScoringPlan | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("format_version") != FORMAT_VERSION:
-            raise ValueError
-        return ScoringPlan(**content)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return ScoringPlan.model_validate_json(path.read_bytes())
+    except ValueError:
         raise ValueError(
             f"{path} is damaged, or of another version of this program: pass --overwrite to begin "
             "again, or choose another directory"
@@ -126,18 +117,17 @@ def read_plan(out: Path) -> ScoringPlan | None:
 
 
 def write_plan(out: Path, plan: ScoringPlan) -> None:
-    content = {"format_version": FORMAT_VERSION} | plan.as_dict()
-    write_file(out / PLAN, json.dumps(content, indent=2) + "\n")
+    write_file(out / PLAN, plan.model_dump_json(indent=2) + "\n")
 
 
 def check_same_plan(out: Path, before: ScoringPlan, now: ScoringPlan) -> None:
     """A ValueError that names the difference: a directory holds the rows of one plan only."""
-    for name, meaning in MEANINGS.items():
+    for name, field in ScoringPlan.model_fields.items():
         there, here = getattr(before, name), getattr(now, name)
         if there != here:
             values = f" ({there} there, {here} now)" if max(len(str(there)), len(str(here))) < SHORT else ""
             raise ValueError(
-                f"{out} was begun with other settings: {meaning} differs{values}; pass --overwrite "
+                f"{out} was begun with other settings: {field.description} differs{values}; pass --overwrite "
                 "to delete what is there and begin again, or choose another directory"
             )
 
@@ -193,7 +183,7 @@ class PartWriter:
         keep_freed_memory()
         recommender = Recommender.load(job.model, job.plan.retrieval)
         sequences = Sequences.load(job.data)
-        self._job, self._rows = job, UserRows(recommender, sequences, job.plan)
+        self._job, self._rows = job, UserRows(recommender, sequences, job.plan.request)
         # The model or the data may have been replaced since the plan was made.
         for name, version in _versions(job.model, sequences).items():
             if version != getattr(job.plan, name):

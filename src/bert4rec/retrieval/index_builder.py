@@ -9,7 +9,6 @@ Shapes: B queries, D width, V items, N lists.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from bert4rec.models import Model
 from bert4rec.models.output import ItemProducts
 from bert4rec.retrieval.item_index import (
     AT_ONCE,
-    MOST_FETCHED,
     MOST_SEARCHED,
     RECALL_AT,
     IndexQuality,
@@ -136,8 +134,8 @@ def _cluster(output: ItemProducts, n_lists: int, seed: int) -> tuple[Tensor, Ten
 
 def _numbers(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, …"""
-    numbers = itertools.chain.from_iterable((2**i, 3 * 2**i // 2) for i in itertools.count())
-    return sorted(set(itertools.takewhile(lambda n: n <= max(1, most), numbers)))
+    most = max(1, most)
+    return sorted({n for i in range(most.bit_length()) for n in (2**i, 3 * 2**i // 2) if n <= most})
 
 
 def _exact(output: ItemProducts, sample: SearchSample) -> Tensor:
@@ -154,7 +152,5 @@ def _recall(index: ItemIndex, output: ItemProducts, sample: SearchSample, wanted
 
 def _depth(index: ItemIndex, output: ItemProducts, sample: SearchSample) -> float:
     """How far down the tenth recommendation lies on average, with the seen items in front of it."""
-    n_fetched = RECALL_AT + int(sample.mask.n_hidden(len(sample)).max())
-    n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.quality.n_searched
-    _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, n_fetched, n_searched)
+    _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, index.quality.n_searched)
     return round(float(depth.double().mean()), 1)

@@ -134,17 +134,15 @@ class ItemIndex:
 
     def _search(self, h: Tensor, output: ItemProducts, mask: ItemMask, best: TopK, rows: Tensor) -> Tensor:
         """Put what the lists hold into `rows` of `best`; (B,) false where it is not good enough."""
-        k, n_items = best.items.shape[1], output.n_items
+        k = best.items.shape[1]
         n_excluded = 0 if mask.excluded is None else mask.excluded.n
-        share = 1 - n_excluded / n_items
+        share = 1 - n_excluded / output.n_items
         most = int(MOST_SEARCHED * self.quality.n_lists)
         n_searched = min(self.quality.n_lists, -(-self.quality.n_searched * int(k / share) // RECALL_AT))
         if n_searched > most:
             return torch.zeros(len(h), dtype=torch.bool)
         n_hidden = mask.n_hidden(len(h))
-        # The excluded items may be just the best ones, of this row or of all.
-        n_fetched = min(max(k, MOST_FETCHED), k + int(n_hidden.max()) + n_excluded, n_items)
-        found, is_enough, depth = self.search_lists(h, output, mask, k, n_fetched, n_searched)
+        found, is_enough, depth = self.search_lists(h, output, mask, k, n_searched)
         _put(best, rows, found)
         is_deep = depth > DEEP * self.quality.depth * k / RECALL_AT / share
         is_done = is_enough & ~is_deep
@@ -155,17 +153,20 @@ class ItemIndex:
         if len(deep):
             n_searched = int(n_searched_deep[deep].max().ceil())
             h, mask = h[deep.to(h.device)], mask.of_rows(deep)
-            found, is_done[deep], _ = self.search_lists(h, output, mask, k, n_fetched, n_searched)
+            found, is_done[deep], _ = self.search_lists(h, output, mask, k, n_searched)
             _put(best, rows[deep], found)
         return is_done
 
     def search_lists(
-        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_fetched: int, n_searched: int
+        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_searched: int
     ) -> tuple[TopK, Tensor, Tensor]:
         """The best of some lists; (B,) whether they held k; (B,) how deep the last of these lies.
 
         The depth is k, and one more for each masked item in front.
         """
+        # The masked items may be just the best ones, of this row or of all.
+        n_masked = int(mask.n_hidden(len(h)).max()) + (0 if mask.excluded is None else mask.excluded.n)
+        n_fetched = min(max(k, MOST_FETCHED), k + n_masked, output.n_items)
         found = self.candidates(h, n_fetched, n_searched)
         kept = mask.keeps(found)
         n_kept = kept.cumsum(1)
