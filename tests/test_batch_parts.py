@@ -18,7 +18,7 @@ from bert4rec.cli import app
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob, default_parts, read_plan
-from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
+from bert4rec.distributed.scoring_workers import Reports, compute_parts
 from bert4rec.distributed.user_rows import BatchRequest, no_report
 from bert4rec.durable import alone_in
 from bert4rec.interrupts import Interrupted
@@ -324,11 +324,10 @@ class WorkerThatDies:
         self._writer, self._deadly, self._after_writing = PartWriter(job), deadly, after_writing
         self.n_done = 0
 
-    def compute(self, part: int | None) -> None:
+    def compute(self, part: int | None) -> bool:
         if part is not None and (part != self._deadly or self._after_writing):
             self._writer.write(part)
-        if part is not None and part == self._deadly:
-            raise WorkerDied
+        return part is None or part != self._deadly
 
     def how_it_died(self) -> str:
         return "died"

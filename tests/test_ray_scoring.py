@@ -143,10 +143,10 @@ def test_a_part_that_kills_every_worker_is_given_up(
     job = job_of(saved, tmp_path / "recs")
     compute = RayWorker.compute
 
-    def write_and_die(worker: RayWorker, part: int | None) -> None:
+    def write_and_die(worker: RayWorker, part: int | None) -> bool:
         if part is not None:
             worker.kill()
-        compute(worker, part)
+        return compute(worker, part)
 
     monkeypatch.setattr(RayWorker, "compute", write_and_die)
     said: list[str] = []

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -32,9 +32,6 @@ from bert4rec.pipeline import evaluate_held_out, save_evaluation, split_of
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.item_index import faiss_or_error
 
-if TYPE_CHECKING:
-    from bert4rec.evaluation.result import Evaluation
-
 Code = Literal["int8", "pq"]
 MEASURED = ("HR@10", "NDCG@10", "MRR")
 NUMBERS_PER_BYTE = 2  # of product quantization; twice as many lose much more
@@ -45,7 +42,6 @@ SAMPLE_SEED = 0
 class Compressed:
     recommender: Recommender
     validation: Comparison  # a is the model as it was, b the compressed one
-    test: Evaluation  # of the compressed one: what its metrics.json holds
     n_bytes_before: int  # of model.safetensors
     n_bytes: int
 
@@ -76,14 +72,10 @@ def compress(
     validation, test_users = (each.sample(n_users or len(each), SAMPLE_SEED) for each in (split.validation, split.test))
     difference = _difference(before, after, validation, split, sequences, on_progress)
     test = evaluate_held_out(after.model, test_users, split, before.config, on_progress)
+    facts = asdict(difference)
     after.about["compression"] |= {
         "of": sha256(model / MANIFEST),
-        "validation": {
-            "n_users": difference.n_users,
-            "n_boot": difference.n_boot,
-            "seed": difference.seed,
-            "differences": [asdict(each) for each in difference.differences],
-        },
+        "validation": {name: facts[name] for name in ("n_users", "n_boot", "seed", "differences")},
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
@@ -91,7 +83,7 @@ def compress(
     after.save(out)
     sizes = ((each / "model.safetensors").stat().st_size for each in (model, out))
     named = replace(difference, run_a=model, run_b=out)
-    return Compressed(after, named, test, *sizes)
+    return Compressed(after, named, *sizes)
 
 
 def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE) -> Recommender:

@@ -11,7 +11,7 @@ from typing import Any
 from bert4rec import __version__
 from bert4rec.distributed.cluster import connect
 from bert4rec.distributed.scoring_parts import PLAN, PartWriter, ScoringJob
-from bert4rec.distributed.scoring_workers import Reports, WorkerDied, compute_parts
+from bert4rec.distributed.scoring_workers import Reports, compute_parts
 
 
 def compute_on_ray(
@@ -69,19 +69,20 @@ class RayWorker:
         as_actor: Any = ray.remote(num_cpus=1)
         self._actor = as_actor(PartActor).remote()
 
-    def compute(self, part: int | None) -> None:
+    def compute(self, part: int | None) -> bool:
         import ray
 
         actor, job = self._actor, self._job
         try:
-            if part is not None:
+            if part is None:
+                plan = (job.out / PLAN).read_text(encoding="utf-8")
+                ray.get(actor.check.remote(__version__, plan, str(job.out), str(job.model), str(job.data)))
+                ray.get(actor.load.remote(job))
+            else:
                 ray.get(actor.write.remote(part))
-                return
-            plan = (job.out / PLAN).read_text(encoding="utf-8")
-            ray.get(actor.check.remote(__version__, plan, str(job.out), str(job.model), str(job.data)))
-            ray.get(actor.load.remote(job))
         except ray.exceptions.RayActorError:
-            raise WorkerDied from None
+            return False
+        return True
 
     def how_it_died(self) -> str:
         return "died, perhaps because its machine is gone or out of memory"

@@ -26,17 +26,13 @@ MOST_TRIES = 3  # of a part, and of loading the model, when workers die
 LOOK_EVERY = 0.2  # seconds between two looks at progress and interrupts
 
 
-class WorkerDied(Exception):
-    """A worker's process is gone, whatever it was doing."""
-
-
 class ScoringWorker(Protocol):
     """A process somewhere that computes parts; a thread of ours waits for what it does."""
 
     n_done: int  # users done in its current part
 
-    def compute(self, part: int | None) -> None:
-        """Wait until the part is written, for None until the model is loaded; it may raise `WorkerDied`."""
+    def compute(self, part: int | None) -> bool:
+        """Wait until the part is written, for None until the model is loaded; false if the worker died."""
 
     def how_it_died(self) -> str:
         """As in `was killed`."""
@@ -64,7 +60,7 @@ def compute_parts(
     """
     waiting, unfinished, n_deaths = deque(parts), set(parts), Counter[int | None]()
     workers: list[ScoringWorker] = []
-    busy: dict[Future[None], tuple[ScoringWorker, int | None]] = {}  # None: loading the model
+    busy: dict[Future[bool], tuple[ScoringWorker, int | None]] = {}  # None: loading the model
 
     def assign(worker: ScoringWorker, part: int | None) -> None:
         worker.n_done = 0
@@ -83,23 +79,19 @@ def compute_parts(
                 is_stopped.raise_if_stopped()
                 for future in done:
                     worker, part = busy.pop(future)
-                    cause = None
-                    try:
-                        future.result()
-                    except WorkerDied:
-                        cause = worker.how_it_died()
-                    if part is not None and (cause is None or job.finished([part])):
+                    has_died = not future.result()
+                    if part is not None and (not has_died or job.finished([part])):
                         unfinished.remove(part)  # one that died may have finished its part before
-                    elif cause is not None:
+                    elif has_died:
                         n_deaths[part] += 1
                         if n_deaths[part] == MOST_TRIES:
-                            raise ValueError(_given_up(job, part, cause))
+                            raise ValueError(_given_up(job, part, worker.how_it_died()))
                         if part is not None:
                             waiting.appendleft(part)
                     if not waiting:
                         worker.kill()
-                    elif cause is not None:
-                        reports.say(f"a worker {cause}: another one takes its place")
+                    elif has_died:
+                        reports.say(f"a worker {worker.how_it_died()}: another one takes its place")
                         start()
                     else:
                         n_deaths[None] = 0  # the model can be loaded
@@ -139,15 +131,16 @@ class LocalWorker:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def compute(self, part: int | None) -> None:
+    def compute(self, part: int | None) -> bool:
         try:
             self._connection.send(part)
             while isinstance(answer := self._connection.recv(), int):
                 self.n_done = answer
         except (EOFError, OSError):
-            raise WorkerDied from None
+            return False
         if answer is not None:
             raise answer
+        return True
 
     def how_it_died(self) -> str:
         self._process.join()
