@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob, default_parts, read_plan
 from bert4rec.distributed.scoring_workers import Reports, compute_parts
-from bert4rec.distributed.user_rows import BatchRequest
+from bert4rec.distributed.user_rows import BatchRequest, no_report
 from bert4rec.durable import alone_in
-from bert4rec.interrupts import Interrupted, StopRequest
+from bert4rec.interrupts import Interrupted
 from bert4rec.recommender import Recommender
 
 N_USERS = 1200
@@ -323,29 +322,17 @@ class WorkerThatDies:
 
     def __init__(self, job: ScoringJob, deadly: int | None, *, after_writing: bool = False) -> None:
         self._writer, self._deadly, self._after_writing = PartWriter(job), deadly, after_writing
-        self.ready: Future[None] = Future()
-        self.ready.set_result(None)
+        self.n_done = 0
 
-    def write(self, part: int) -> Future[None]:
-        outcome: Future[None] = Future()
-        if part != self._deadly or self._after_writing:
+    def compute(self, part: int | None) -> bool:
+        if part is not None and (part != self._deadly or self._after_writing):
             self._writer.write(part)
-        if part == self._deadly:
-            outcome.set_exception(EOFError())
-        else:
-            outcome.set_result(None)
-        return outcome
+        return part is None or part != self._deadly
 
-    def n_done(self) -> int:
-        return 0
+    def how_it_died(self) -> str:
+        return "died"
 
-    def died_of(self, error: BaseException) -> str | None:
-        return "died" if isinstance(error, EOFError) else None
-
-    def end(self) -> None:
-        pass
-
-    def wait_for_end(self) -> None:
+    def kill(self) -> None:
         pass
 
 
@@ -361,15 +348,13 @@ def job(tmp_path: Path) -> ScoringJob:
     return ScoringJob(plan, mine.model, mine.data, out)
 
 
-NO_REPORTS = Reports(lambda n_users: None, lambda line: None)
+NO_REPORTS = Reports(no_report, no_report)
 
 
 def test_a_part_that_kills_every_worker_is_named(job: ScoringJob) -> None:
     with pytest.raises(ValueError, match=r"part 2 \(users 10 to 14 .* given up.* died, 3 times"):
-        compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS, StopRequest())
-    assert job.is_finished(0)
-    assert job.is_finished(1)
-    assert not job.is_finished(2)
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, 2), 1, NO_REPORTS)
+    assert list(job.finished(range(4))) == [0, 1]
 
 
 def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: ScoringJob) -> None:
@@ -380,24 +365,23 @@ def test_a_worker_that_dies_after_its_part_was_written_is_not_counted(job: Scori
         return started[-1]
 
     done: list[int] = []
-    reports = Reports(done.append, lambda line: None)
-    compute_parts(job, range(4), start, 1, reports, StopRequest())
+    reports = Reports(lambda n_done, n_users: done.append(n_done), no_report)
+    compute_parts(job, range(4), start, 1, reports)
     assert len(started) == 2  # part 1 was not computed again
-    assert all(map(job.is_finished, range(4)))
+    assert len(job.finished(range(4))) == 4
     assert done[-1] == 20
     assert done == sorted(done)
 
 
 def test_a_request_to_stop_ends_all_workers_and_keeps_what_is_finished(job: ScoringJob) -> None:
-    request = StopRequest()
+    def stop_after_a_part(n_done: int, n_users: int) -> None:
+        if n_done > 0:
+            signal.raise_signal(signal.SIGTERM)
 
-    def stop_after_a_part(n_users: int) -> None:
-        request.count += n_users > 0
-
-    reports = Reports(stop_after_a_part, lambda line: None)
+    reports = Reports(stop_after_a_part, no_report)
     with pytest.raises(Interrupted):
-        compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports, request)
-    assert 0 < sum(map(job.is_finished, range(4))) < 4
+        compute_parts(job, range(4), lambda: WorkerThatDies(job, None), 1, reports)
+    assert 0 < len(job.finished(range(4))) < 4
 
 
 def test_a_table_of_users_in_parts_is_the_same_as_in_one_file(saved: Saved, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,10 @@ from scored import Saved, rows_of, save
 from bert4rec import __version__
 from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts
 from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.ray_scoring import TOKEN, RayWorker, compute_on_ray, what_is_wrong
-from bert4rec.distributed.scoring_parts import ScoringJob, read_plan
+from bert4rec.distributed.ray_scoring import PartActor, RayWorker, compute_on_ray
+from bert4rec.distributed.scoring_parts import PLAN, ScoringJob, read_plan
 from bert4rec.distributed.scoring_workers import Reports
+from bert4rec.distributed.user_rows import no_report
 
 pytest.importorskip("ray")
 N_USERS, N_PARTS = 240, 60
@@ -113,12 +113,19 @@ def test_more_workers_than_the_cluster_has_are_refused(saved: Saved, tmp_path: P
 
 def test_a_machine_that_does_not_see_our_files_says_so(saved: Saved, tmp_path: Path) -> None:
     here = (str(tmp_path), str(saved.model), str(saved.data))
-    assert "does not see what is written to" in str(what_is_wrong(__version__, "token", *here))
-    (tmp_path / TOKEN).write_text("token")
-    assert what_is_wrong(__version__, "token", *here) is None
-    assert "install the same" in str(what_is_wrong("0.0", "token", *here))
     elsewhere = (str(tmp_path), str(tmp_path / "not-here"), str(saved.data))
-    assert "not-here" in str(what_is_wrong(__version__, "token", *elsewhere))
+    check = PartActor().check
+    with pytest.raises(ValueError, match="does not see what is written to"):
+        check(__version__, "the plan", *here)
+    (tmp_path / PLAN).write_text("another plan")
+    with pytest.raises(ValueError, match="does not see what is written to"):
+        check(__version__, "the plan", *here)
+    (tmp_path / PLAN).write_text("the plan")
+    check(__version__, "the plan", *here)
+    with pytest.raises(ValueError, match="install the same"):
+        check("0.0", "the plan", *here)
+    with pytest.raises(ValueError, match="not-here"):
+        check(__version__, "the plan", *elsewhere)
 
 
 def job_of(saved: Saved, out: Path) -> ScoringJob:
@@ -134,24 +141,25 @@ def test_a_part_that_kills_every_worker_is_given_up(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(saved, tmp_path / "recs")
-    write = RayWorker.write
+    compute = RayWorker.compute
 
-    def write_and_die(worker: RayWorker, part: int) -> Future[None]:
-        worker.end()
-        return write(worker, part)
+    def write_and_die(worker: RayWorker, part: int | None) -> bool:
+        if part is not None:
+            worker.kill()
+        return compute(worker, part)
 
-    monkeypatch.setattr(RayWorker, "write", write_and_die)
+    monkeypatch.setattr(RayWorker, "compute", write_and_die)
     said: list[str] = []
     with pytest.raises(ValueError, match=r"part 1 \(users 120 to 239 .* given up"):
-        compute_on_ray(job, [1], ray_address(), 1, Reports(lambda n_users: None, said.append))
+        compute_on_ray(job, [1], ray_address(), 1, Reports(no_report, said.append))
     assert len(said) == 2
 
 
 def test_an_error_of_a_worker_is_said_in_one_line(saved: Saved, tmp_path: Path) -> None:
     job = job_of(saved, tmp_path / "recs")
-    other = dataclasses.replace(job, plan=dataclasses.replace(job.plan, model="another model"))
-    reports = Reports(lambda n_users: None, lambda line: None)
+    other = dataclasses.replace(job, plan=job.plan.model_copy(update={"model": "another model"}))
+    reports = Reports(no_report, no_report)
     with pytest.raises(ValueError, match=r"^a worker of the Ray cluster failed: [^\n]*has changed"):
         compute_on_ray(other, [1], ray_address(), 1, reports)
     compute_on_ray(job, [1], ray_address(), 1, reports)
-    assert job.is_finished(1)
+    assert job.finished([1])

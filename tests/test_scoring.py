@@ -22,7 +22,7 @@ from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.popularity import Popularity
 from bert4rec.recommender import Recommendations, Recommender
 from bert4rec.retrieval import item_index
-from bert4rec.retrieval.item_index import IndexQuality, IndexTensors, ItemIndex
+from bert4rec.retrieval.item_index import IndexQuality, ItemIndex
 from bert4rec.scoring import UNREACHABLE, Ranking, item_products, rank_held_out, rank_of, score_rows
 from bert4rec.training.setup import build_model
 
@@ -64,9 +64,8 @@ def indexed(name: str) -> Recommender:
     assert output is not None
     width = output.block(0, 1)[0].shape[1] + 1
     centroids = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
-    tensors = IndexTensors(centroids, (torch.arange(N_ITEMS) % 5).int())
     all_lists = IndexQuality(5, 50, 1.0, 1.0, 0, 0, 0.0, depth=float("inf"))
-    index = ItemIndex(tensors, output, all_lists)
+    index = ItemIndex(centroids, (torch.arange(N_ITEMS) % 5).int(), output, all_lists)
     return Recommender(exact.model, exact.vocabulary, exact.config, {}, index)
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     if index is None:
         raise SystemExit("no index has this recall and is faster than exact search")
     started = time.perf_counter()
-    ItemIndex(index.tensors, output, index.quality)
+    ItemIndex(index.centroids, index.lists, output, index.quality)
     load_seconds = time.perf_counter() - started
     sample = queries.rows(len(queries) // 2, len(queries))
     ways = {
@@ -81,8 +81,8 @@ def main() -> None:
         "index": vars(index.quality),
         "build_seconds": round(build_seconds, 2),
         "load_seconds": round(load_seconds, 2),
-        "stored_megabytes": megabytes(index.tensors.centroids) + megabytes(index.tensors.lists),
-        "in_memory_megabytes": round(output.n_items * (4 * index.tensors.centroids.shape[1] + 8) / 1e6),
+        "stored_megabytes": megabytes(index.centroids) + megabytes(index.lists),
+        "in_memory_megabytes": round(output.n_items * (4 * index.centroids.shape[1] + 8) / 1e6),
         "queries_per_second": {
             name: {
                 "one at a time": rate(way, sample, 1, options.single),

@@ -81,7 +81,7 @@ def scoring_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> 
     def step(size: MicrobatchSize, rows: NDArray[np.int64], number: int) -> Done:
         scoring.FOR_SCORING = size  # type: ignore[misc]
         some = histories.take(rows)
-        for _ in scoring.rank_histories(model, model, some, TOP, workers=workers):
+        for _ in scoring.rank_histories(model, model, some, TOP, n_workers=workers.n):
             pass
         read = np.minimum(some.lengths, shape.max_len - 1)
         groups = scoring.group_histories(read, scoring.most_rows(model))

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -20,7 +20,6 @@ from bert4rec.data.splits import HeldOut, Split
 from bert4rec.durable import MANIFEST, sha256
 from bert4rec.evaluation.compare import Comparison, compare
 from bert4rec.evaluation.evaluate import evaluate
-from bert4rec.models.kernels.row_embedding import RowEmbedding
 from bert4rec.models.output import DotProduct, QuantizedDotProduct
 from bert4rec.models.quantized_embedding import (
     N_CENTROIDS,
@@ -31,9 +30,7 @@ from bert4rec.models.quantized_embedding import (
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.pipeline import evaluate_held_out, save_evaluation, split_of
 from bert4rec.recommender import Recommender
-
-if TYPE_CHECKING:
-    from bert4rec.evaluation.result import Evaluation
+from bert4rec.retrieval.item_index import faiss_or_error
 
 Code = Literal["int8", "pq"]
 MEASURED = ("HR@10", "NDCG@10", "MRR")
@@ -45,7 +42,6 @@ SAMPLE_SEED = 0
 class Compressed:
     recommender: Recommender
     validation: Comparison  # a is the model as it was, b the compressed one
-    test: Evaluation  # of the compressed one: what its metrics.json holds
     n_bytes_before: int  # of model.safetensors
     n_bytes: int
 
@@ -73,17 +69,13 @@ def compress(
     before = Recommender.load(model, retrieval="exact")  # an index is not compared
     split = split_of(before, sequences)
     after = quantize(before, code, numbers_per_byte)
-    validation, test_users = (_sample(each, n_users) for each in (split.validation, split.test))
+    validation, test_users = (each.sample(n_users or len(each), SAMPLE_SEED) for each in (split.validation, split.test))
     difference = _difference(before, after, validation, split, sequences, on_progress)
     test = evaluate_held_out(after.model, test_users, split, before.config, on_progress)
+    facts = asdict(difference)
     after.about["compression"] |= {
         "of": sha256(model / MANIFEST),
-        "validation": {
-            "n_users": difference.n_users,
-            "n_boot": difference.n_boot,
-            "seed": difference.seed,
-            "differences": [asdict(each) for each in difference.differences],
-        },
+        "validation": {name: facts[name] for name in ("n_users", "n_boot", "seed", "differences")},
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
@@ -91,7 +83,7 @@ def compress(
     after.save(out)
     sizes = ((each / "model.safetensors").stat().st_size for each in (model, out))
     named = replace(difference, run_a=model, run_b=out)
-    return Compressed(after, named, test, *sizes)
+    return Compressed(after, named, *sizes)
 
 
 def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: int = NUMBERS_PER_BYTE) -> Recommender:
@@ -110,7 +102,12 @@ def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: in
     tensors = {name: tensor.clone() for name, tensor in model.state().items()}
     facts: dict[str, Any] = {"item_vectors": code, "n_bytes_before": 0, "n_bytes": 0}
     for name, embedding in model.item_embeddings().items():
-        quantized = _quantized(embedding, model.n_items, code, numbers_per_byte)
+        weight = embedding.weight.detach().cpu()
+        quantized: QuantizedEmbedding
+        if code == "int8":
+            quantized = int8_embedding(weight, model.n_items)
+        else:
+            quantized = _product_quantized(weight, model.n_items, numbers_per_byte)
         del tensors[f"{name}.weight"]
         parts = {f"{name}.{part}": tensor for part, tensor in quantized.state_dict().items()}
         tensors |= parts
@@ -121,14 +118,6 @@ def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: in
     small = type(model).restore(tensors, config.model, model.n_items)
     about = recommender.about | {"compression": facts}
     return Recommender(small, recommender.vocabulary, config, about)
-
-
-@torch.no_grad()
-def _quantized(embedding: RowEmbedding, n_items: int, code: Code, numbers_per_byte: int) -> QuantizedEmbedding:
-    weight = embedding.weight.detach().cpu()
-    if code == "int8":
-        return int8_embedding(weight, n_items)
-    return _product_quantized(weight, n_items, numbers_per_byte)
 
 
 def _product_quantized(weight: torch.Tensor, n_items: int, numbers_per_byte: int) -> ProductQuantizedEmbedding:
@@ -144,10 +133,7 @@ def _product_quantized(weight: torch.Tensor, n_items: int, numbers_per_byte: int
         raise ValueError(
             f"product quantization needs {N_CENTROIDS} items or more, and the model has {n_items}: use int8"
         )
-    try:
-        import faiss
-    except ModuleNotFoundError:
-        raise ValueError("product quantization needs faiss: pip install 'bert4rec[scale]', or use int8") from None
+    faiss = faiss_or_error("product quantization, unlike int8,")
     quantizer = faiss.ProductQuantizer(dim, dim // numbers_per_byte, 8)
     quantizer.cp.min_points_per_centroid = 1  # few items are no reason for a line on stderr
     items = weight[:n_items].contiguous().numpy()
@@ -184,19 +170,13 @@ def _difference(
         return compare(*places, MEASURED)
 
 
-def _sample(held_out: HeldOut, n: int | None) -> HeldOut:
-    return held_out if n is None else held_out.sample(n, SAMPLE_SEED)
-
-
 def _check_directory(model: Path, out: Path, overwrite: bool) -> None:
     if out.resolve() == model.resolve():
         raise ValueError(f"--out is {out}, the model itself: name another directory")
-    if not out.exists():
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a directory")
-    is_model = (out / MANIFEST).exists()
-    if is_model and not overwrite:
-        raise ValueError(f"{out} holds a model: name another directory, or pass --overwrite")
-    if not is_model and any(out.iterdir()):
-        raise ValueError(f"{out} holds something else than a model: name another directory")
+    if out.exists() and any(out.iterdir()):
+        if not (out / MANIFEST).exists():
+            raise ValueError(f"{out} holds something else than a model: name another directory")
+        if not overwrite:
+            raise ValueError(f"{out} holds a model: name another directory, or pass --overwrite")

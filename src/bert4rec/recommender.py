@@ -21,8 +21,8 @@ from bert4rec.model_directory import SavedModel
 from bert4rec.models import FittedModel, Model
 from bert4rec.models.popularity import Popularity
 from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.retrieval.index_builder import LARGE, RECALL, build_index, described, encode_sample, too_few
-from bert4rec.retrieval.item_index import IndexQuality, ItemIndex, has_faiss
+from bert4rec.retrieval.index_builder import LARGE, RECALL, build_index, described, encode_sample
+from bert4rec.retrieval.item_index import IndexQuality, ItemIndex
 from bert4rec.scoring import (
     HISTORIES_AT_ONCE,
     MOST_ITEMS,
@@ -33,7 +33,6 @@ from bert4rec.scoring import (
     part_read,
     rank_histories,
 )
-from bert4rec.threads import WorkerThreads
 
 RawId = str | int
 Retrieval = Literal["auto", "exact"]  # by the index if the model has one, or never by it
@@ -152,28 +151,17 @@ class Recommender:
         _check_k(k)
         if (histories.users < 0).any():
             self._check_reads_histories()
-        return self._rank(histories, k, exclude_seen, excluded)
-
-    def _rank(self, histories: Spans, k: int, exclude_seen: bool, excluded: Tensor | None) -> Iterator[Ranking]:
-        with WorkerThreads() as workers:
-            yield from rank_histories(
-                self.model,
-                self._popularity,
-                histories,
-                k,
-                exclude_seen=exclude_seen,
-                excluded=excluded,
-                index=self.index,
-                workers=workers,
-            )
+        return rank_histories(
+            self.model, self._popularity, histories, k, exclude_seen=exclude_seen, excluded=excluded, index=self.index
+        )
 
     def similar(self, item: object, k: int = 10) -> list[Recommendation]:
         """Items whose embeddings point the same way; the score is the cosine."""
         _check_k(k)
         token = self._token_or_error(item)
-        lengths, vector = self._lengths, self._vectors(token, token + 1)[0]
-        products = torch.cat([self._vectors(*block) @ vector for block in self._blocks()])
-        cosines = products / (lengths * lengths[token])
+        vector = self._vectors(token, token + 1)[0]
+        products = torch.cat([vectors @ vector for vectors in self._vector_blocks()])
+        cosines = products / (self._lengths * self._lengths[token])
         cosines[token] = -torch.inf
         best = cosines.topk(min(k, len(self.vocabulary) - 1))
         return [
@@ -204,13 +192,10 @@ class Recommender:
         """(V,) true for items that are not allowed or are blocked; None when all may be shown."""
         if allow is None and block is None:
             return None
-        excluded = torch.zeros(len(self.vocabulary), dtype=torch.bool)
-        if allow is not None:
-            allowed, _ = self.vocabulary.encode(allow)
-            excluded[:] = True
-            excluded[allowed] = False
-        if block is not None:
-            excluded[self.vocabulary.encode(block)[0]] = True
+        excluded = torch.full((len(self.vocabulary),), allow is not None)
+        for ids, is_excluded in ((allow, False), (block, True)):
+            if ids is not None:
+                excluded[self.vocabulary.encode(ids)[0]] = is_excluded
         return excluded
 
     def by_popularity(self) -> Recommender:
@@ -243,16 +228,16 @@ class Recommender:
             raise ValueError(f"similar needs item embeddings, and {self.config.model.name} has none")
         return vectors[first:last]
 
-    def _blocks(self) -> list[tuple[int, int]]:
+    def _vector_blocks(self) -> Iterator[Tensor]:
         n = len(self.vocabulary)
-        return [(first, min(first + MOST_ITEMS, n)) for first in range(0, n, MOST_ITEMS)]
+        for first in range(0, n, MOST_ITEMS):
+            yield self._vectors(first, min(first + MOST_ITEMS, n))
 
     @cached_property
     def _lengths(self) -> Tensor:
         """(V,) of the item vectors."""
-        norm = torch.linalg.vector_norm
-        found = [norm(self._vectors(*block), dim=1) for block in self._blocks()]
-        return torch.cat(found).clamp(min=1e-12)
+        lengths = [torch.linalg.vector_norm(vectors, dim=1) for vectors in self._vector_blocks()]
+        return torch.cat(lengths).clamp(min=1e-12)
 
     def _check_reads_histories(self) -> None:
         if self.model.needs_known_user:
@@ -292,15 +277,11 @@ class Recommender:
         """After a training: an index where one pays; a sentence about it, if there is any."""
         if len(self.vocabulary) < at_least or item_products(self.model) is None:
             return None
-        if not has_faiss():
-            return (
-                f"{len(self.vocabulary):,} items and no index, as faiss is not installed: answers "
-                "are searched for exactly. pip install 'bert4rec[scale]' and `bert4rec index` "
-                "make them faster"
-            )
-        if (reason := too_few(queries)) is not None:
-            return f"{len(self.vocabulary):,} items and no index: {reason}"
-        return described(self.build_index(queries))
+        try:
+            return described(self.build_index(queries))
+        except ValueError as error:  # no faiss, or too few histories: no training is lost for it
+            n_items = len(self.vocabulary)
+            return f"{n_items:,} items and no index: {error}. Until `bert4rec index` builds one, every search is exact"
 
     @classmethod
     def load(cls, directory: str | Path, retrieval: Retrieval = "auto") -> Self:

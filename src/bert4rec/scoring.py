@@ -252,7 +252,7 @@ def rank_histories(
     exclude_seen: bool = True,
     excluded: Tensor | None = None,
     index: CandidateIndex | None = None,
-    workers: WorkerThreads,
+    n_workers: int | None = None,
 ) -> Iterator[Ranking]:
     """The `k` best items of every history, in order, some thousand histories at a time.
 
@@ -268,14 +268,15 @@ def rank_histories(
         mask = ItemMask.of_histories(some, n_items, exclude_seen=exclude_seen, excluded=common)
         return _rank(fallback if is_empty[rows[0]] else model, some, mask, k, index)
 
-    for first in range(0, len(histories), HISTORIES_AT_ONCE):
-        rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
-        some, empty = rows[~is_empty[rows]], rows[is_empty[rows]]
-        groups = [some[part] for part in group_histories(lengths[some], most_rows(model))]
-        groups += [empty[part] for part in group_histories(lengths[empty], most_rows(fallback))]
-        found = workers.map(rank, groups)
-        places = np.argsort(np.concatenate(groups))
-        yield Ranking(*(np.concatenate(column)[places] for column in zip(*found, strict=True)))
+    with WorkerThreads(n_workers) as workers:
+        for first in range(0, len(histories), HISTORIES_AT_ONCE):
+            rows = np.arange(first, min(first + HISTORIES_AT_ONCE, len(histories)))
+            some, empty = rows[~is_empty[rows]], rows[is_empty[rows]]
+            groups = [some[part] for part in group_histories(lengths[some], most_rows(model))]
+            groups += [empty[part] for part in group_histories(lengths[empty], most_rows(fallback))]
+            found = workers.map(rank, groups)
+            places = np.argsort(np.concatenate(groups))
+            yield Ranking(*(np.concatenate(column)[places] for column in zip(*found, strict=True)))
 
 
 def encode_histories(model: Model, histories: Spans) -> tuple[Tensor, ItemMask]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -86,17 +85,11 @@ def compact(store: StoreUrl) -> None:
 
 
 def _sequences(data: str, table: TableOptions, folder: Path) -> Sequences:
-    from bert4rec.data.prepare import prepare
     from bert4rec.data.sequences import Sequences
-    from bert4rec.data.sources import Reading, interactions_of
 
     if (Path(data) / "meta.json").is_file():
         return Sequences.load(data)
-    values = asdict(table)
-    memory = values.pop("memory")
-    with progress_bar("downloading") as on_download:
-        interactions = interactions_of(data, Reading(**values), on_download)
-    return prepare(interactions, out=folder / "histories", memory_limit=memory, for_training=False, progress=say)
+    return table.prepare_histories(data, folder / "histories")
 
 
 def _with_store(url: str, query: Callable[[HistoryStore], Awaitable[T]], *, may_create: bool = True) -> T:

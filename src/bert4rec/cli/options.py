@@ -162,6 +162,17 @@ class TableOptions:
                 on_download=on_download,
             )
 
+    def prepare_histories(self, data: str, out: Path) -> Sequences:
+        """The whole histories of a table, for a model that is trained already; in `out`."""
+        from bert4rec.data.prepare import prepare
+        from bert4rec.data.sources import Reading, interactions_of
+
+        values = asdict(self)
+        memory = values.pop("memory")
+        with progress_bar("downloading") as on_download:
+            interactions = interactions_of(data, Reading(**values), on_download)
+        return prepare(interactions, out=out, memory_limit=memory, for_training=False, progress=say)
+
     def as_words(self) -> list[str]:
         """The given options, as typed on a command line."""
         words: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,23 +13,17 @@ from bert4rec.cli.console import exit_interrupted, output, printable, progress_b
 from bert4rec.cli.options import (
     RAY_ADDRESS_HELP,
     Count,
-    Delimiter,
-    Encoding,
-    Header,
-    ItemColumn,
     ModelDirectory,
-    OnBadRows,
     PreparedData,
-    TimeColumn,
-    UserColumn,
+    TableOptions,
     is_given,
+    reads_a_table,
     split_ids,
     training_data,
 )
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
-    from bert4rec.distributed.batch_scoring import PreparesUsers, WorkerOptions
     from bert4rec.distributed.user_rows import BatchRequest
     from bert4rec.recommender import Recommendation, Recommender
 
@@ -36,6 +31,7 @@ HISTORY_HELP = "Item ids, oldest first, separated by commas."
 PARTS = "A directory of parts"
 
 
+@reads_a_table
 def recommend(
     context: typer.Context,
     model: ModelDirectory,
@@ -77,13 +73,8 @@ def recommend(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS)
     ] = False,
-    user: UserColumn = None,
-    item: ItemColumn = None,
-    time: TimeColumn = None,
-    delimiter: Delimiter = None,
-    header: Header = None,
-    encoding: Encoding = None,
-    on_bad_rows: OnBadRows = "error",
+    *,
+    table: TableOptions,
 ) -> None:
     """Recommend the next items for one history, or for many users into a file or a directory."""
     if (history is None) == (users is None):
@@ -95,34 +86,48 @@ def recommend(
         _refuse_for_parts(context, "--history" if history is not None else f"the file {out}")
     if ray_address is not None and launcher != "ray":
         raise ValueError("--ray-address does nothing without --launcher ray: add it")
-    from bert4rec.data.sources import Reading
-    from bert4rec.distributed.batch_scoring import WorkerOptions
+    from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts, recommend_users
     from bert4rec.distributed.user_rows import BatchRequest
+    from bert4rec.interrupts import Interrupted
     from bert4rec.recommender import Recommender
 
     request = BatchRequest(k, not keep_seen, split_ids(allow), split_ids(block), retrieval)
     if history is not None:
         _print_for_history(Recommender.load(model, retrieval), split_ids(history) or [], request)
         return
+    assert users is not None
     assert out is not None
-    reading = Reading(user, item, time, None, delimiter, header, encoding, on_bad_rows)
 
     def prepare_users(place: Path, about: dict[str, Any]) -> Sequences:
         """The users of the training data, or those of a table, which is prepared at `place`."""
-        from bert4rec.data.prepare import prepare
-        from bert4rec.data.sources import interactions_of
-
-        assert users is not None
-        if users == "all":
-            return training_data(about, data)
-        interactions = interactions_of(users, reading)
-        return prepare(interactions, out=place, for_training=False, progress=say)
+        return training_data(about, data) if users == "all" else table.prepare_histories(users, place)
 
     if is_directory:
-        options = WorkerOptions(workers, launcher, ray_address)
-        _write_parts(model, prepare_users, Path(out), request, parts, options, overwrite=overwrite)
+        try:
+            with progress_bar("recommending") as update:
+                done = recommend_in_parts(
+                    model,
+                    prepare_users,
+                    out,
+                    request,
+                    n_parts=parts,
+                    workers=WorkerOptions(workers, launcher, ray_address),
+                    overwrite=overwrite,
+                    on_progress=update,
+                    say=say,
+                )
+        except Interrupted:
+            raise exit_interrupted(Path(out)) from None
+        n_rows, n_users = done.n_rows, done.n_users
+        before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
+        where = f"{out}, in {done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}"
     else:
-        _write_file(Recommender.load(model, retrieval), prepare_users, Path(out), request)
+        with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
+            recommender = Recommender.load(model, retrieval)
+            sequences = prepare_users(Path(folder) / "users", recommender.about)
+            n_rows = recommend_users(recommender, sequences, out, request, on_progress=update)
+        n_users, where = sequences.n_users, out
+    output.print(f"{n_rows:,} recommendations for {n_users:,} users are in {where}", markup=False)
 
 
 def similar(model: ModelDirectory, item: Annotated[str, typer.Argument(help="An item id.")], k: Count = 10) -> None:
@@ -148,13 +153,12 @@ def explain(
     table.add_column("history item")
     table.add_column("title")
     table.add_column("influence", justify="right")
-    attention = None if found.attention is None else found.attention[:, :, -1, :]
-    for layer in range(0 if attention is None else len(attention)):
-        table.add_column(f"attention, layer {layer + 1}", justify="right")
+    layers: list[Any] = [] if found.attention is None else list(found.attention[:, :, -1, :].mean(1))
+    for number in range(len(layers)):
+        table.add_column(f"attention, layer {number + 1}", justify="right")
     for place, each in enumerate(found.influences):
-        cells = [] if attention is None else [f"{a:.0%}" for a in attention[:, :, place].mean(1)]
-        title = printable(each.title or "")
-        table.add_row(printable(each.item), title, f"{each.influence:+.3f}", *cells)
+        cells = [f"{attention[place]:.0%}" for attention in layers]
+        table.add_row(printable(each.item), printable(each.title or ""), f"{each.influence:+.3f}", *cells)
     output.print(table)
     output.print(
         "Influence: the log-probability that the item would lose without this one. "
@@ -171,53 +175,6 @@ def _print_for_history(recommender: Recommender, history: list[str], request: Ba
     if found.is_fallback:
         say("no known item in this history: these are the most popular items")
     _print_items(found.items, "score", has_probability=True)
-
-
-def _write_file(recommender: Recommender, prepare_users: PreparesUsers, out: Path, request: BatchRequest) -> None:
-    import tempfile
-
-    from bert4rec.distributed.batch_scoring import recommend_users
-
-    with tempfile.TemporaryDirectory() as folder, progress_bar("recommending") as update:
-        sequences = prepare_users(Path(folder) / "users", recommender.about)
-        n_rows = recommend_users(recommender, sequences, out, request, on_progress=update)
-    output.print(f"{n_rows:,} recommendations for {sequences.n_users:,} users are in {out}")
-
-
-def _write_parts(
-    model: Path,
-    prepare_users: PreparesUsers,
-    out: Path,
-    request: BatchRequest,
-    n_parts: int | None,
-    workers: WorkerOptions,
-    *,
-    overwrite: bool,
-) -> None:
-    from bert4rec.distributed.batch_scoring import recommend_in_parts
-    from bert4rec.interrupts import Interrupted
-
-    try:
-        with progress_bar("recommending") as update:
-            done = recommend_in_parts(
-                model,
-                prepare_users,
-                out,
-                request,
-                n_parts=n_parts,
-                workers=workers,
-                overwrite=overwrite,
-                on_progress=update,
-                say=say,
-            )
-    except Interrupted:
-        raise exit_interrupted(out) from None
-    before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
-    output.print(
-        f"{done.n_rows:,} recommendations for {done.n_users:,} users are in {out}, in "
-        f"{done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}",
-        markup=False,
-    )
 
 
 def _is_directory(out: str) -> bool:
@@ -238,8 +195,7 @@ def _print_items(found: list[Recommendation], score_name: str, has_probability: 
     for column in ("", "item", "title", score_name, *(["probability"] if has_probability else [])):
         table.add_column(column)
     for place, each in enumerate(found, 1):
-        cells = [str(place), printable(each.item), printable(each.title or "")]
-        cells.append(f"{each.score:.3f}")
+        cells = [str(place), printable(each.item), printable(each.title or ""), f"{each.score:.3f}"]
         # An index gives no probability: that takes the scores of all items.
         chance = "–" if math.isnan(each.probability) else f"{each.probability:.2%}"
         table.add_row(*cells, *([chance] if has_probability else []))

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 import torch
 
 from bert4rec.cpu_tuning import keep_freed_memory
-from bert4rec.data.database import connect, quoted
 from bert4rec.data.sequences import Sequences
 from bert4rec.distributed.cluster import check_has_ray
 from bert4rec.distributed.scoring_parts import (
@@ -24,19 +23,17 @@ from bert4rec.distributed.scoring_parts import (
     PLAN,
     PartWriter,
     ScoringJob,
+    ScoringPlan,
     check_same_plan,
-    finished_parts,
     is_part,
     make_plan,
-    part_path,
     read_plan,
-    remove_leftovers,
     remove_parts,
     write_plan,
 )
 from bert4rec.distributed.scoring_workers import LocalWorker, Reports, compute_parts
-from bert4rec.distributed.user_rows import BatchRequest, UserRows
-from bert4rec.durable import alone_in, write_file
+from bert4rec.distributed.user_rows import BatchRequest, UserRows, no_report
+from bert4rec.durable import alone_in, new_file, write_file
 from bert4rec.interrupts import stop_requested
 from bert4rec.recommender import Recommender, Retrieval
 from bert4rec.retrieval.item_index import has_faiss, index_name, note_missing_faiss
@@ -44,7 +41,7 @@ from bert4rec.retrieval.item_index import has_faiss, index_name, note_missing_fa
 FORMATS = {".parquet": "FORMAT parquet", ".csv": "FORMAT csv, HEADER", ".jsonl": "FORMAT json"}
 USERS = "_users"  # where a table of users is prepared, beside the parts
 PreparesUsers = Callable[[Path, dict[str, Any]], Sequences]  # into a folder, for a model's about.json
-OnProgress = Callable[[int, int], None]  # users done, users in all
+OnProgress = Callable[[int, int], object]  # users done, users in all
 
 
 @dataclass(frozen=True)
@@ -74,34 +71,25 @@ def recommend_users(
     out: str | Path,
     request: BatchRequest | None = None,
     *,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = no_report,
 ) -> int:
     """Write one row per recommendation, users in the order of `sequences`; returns the row count.
 
     The file appears under its name when it is complete.
     """
-    out = Path(out)
+    out, n_users = Path(out), sequences.n_users
     if out.suffix not in FORMATS:
         raise ValueError(
             f"{out}: end the name in one of {', '.join(FORMATS)} to choose a format, or in / for "
             "a directory of Parquet files"
         )
-    if not out.parent.is_dir():
-        raise ValueError(f"{out}: the folder {out.parent} does not exist")
+    _check_parent(out)
     keep_freed_memory()
     rows = UserRows(recommender, sequences, request or BatchRequest())
-
-    def on_users(n_done: int) -> None:
-        if on_progress is not None:
-            on_progress(n_done, sequences.n_users)
-
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder:
-        with connect(str(Path(folder) / "rows.duckdb")) as database:
-            n_rows = rows.fill(database, 0, sequences.n_users, on_users)
-            finished = Path(folder) / out.name
-            database.execute(f"COPY rows TO {quoted(finished)} ({FORMATS[out.suffix]})")
-        finished.replace(out)
-    return n_rows
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommending-") as folder, new_file(out) as temporary:
+        database = str(Path(folder) / "rows.duckdb")  # all rows might not fit into memory
+        options = FORMATS[out.suffix]
+        return rows.write(temporary, options, (0, n_users), lambda n: on_progress(n, n_users), database)
 
 
 def recommend_in_parts(
@@ -113,8 +101,8 @@ def recommend_in_parts(
     n_parts: int | None = None,
     workers: WorkerOptions | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
-    say: Callable[[str], None] | None = None,
+    on_progress: OnProgress = no_report,
+    say: Callable[[str], object] = no_report,
 ) -> BatchResult:
     """Write `part-00000.parquet` … to `out`, users in the order of the data; then `_SUCCESS`.
 
@@ -134,34 +122,32 @@ def recommend_in_parts(
         note_missing_faiss()  # what workers print is not shown
     with alone_in(out) as lock:
         users = sequences if isinstance(sequences, Sequences) else sequences(out / USERS, recommender.about)
-        _check_workers(workers.n, users)
-        _check_items(model, recommender, users, request)
+        _check_users(model, recommender, users, request, workers.n)
         del recommender  # the workers load their own
         before = None if overwrite else read_plan(out)
-        n_parts_before = None if before is None else before.n_parts
-        plan = make_plan(model, users, request, n_parts=n_parts, n_parts_before=n_parts_before)
-        if before is not None:
+        plan = make_plan(model, users, request, n_parts, before)
+        if before is None:
+            _begin(out, plan)
+        else:
             check_same_plan(out, before, plan)
         assert users.directory is not None
         job = ScoringJob(plan, model.resolve(), users.directory, out.resolve())
-
-        def on_users(n_done: int) -> None:
-            if on_progress is not None:
-                on_progress(n_done, plan.n_users)
-
-        reports = Reports(on_users, say or _ignore)
-        result = _complete(job, workers, lock, reports, is_new=before is None)
-        if not isinstance(sequences, Sequences):
+        result = _complete(job, workers, lock, Reports(on_progress, say))
+        if users is not sequences:
             shutil.rmtree(out / USERS, ignore_errors=True)
         return result
+
+
+def _check_parent(out: Path) -> None:
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"{out}: the folder {out.parent} does not exist")
 
 
 def _check_directory(out: Path, *, overwrite: bool) -> None:
     """A ValueError if there is something at `out` that is not ours to write to."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, not a directory: choose another name")
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"{out}: the folder {out.parent} does not exist")
+    _check_parent(out)
     if out.is_dir() and not (out / PLAN).exists():
         for path in out.iterdir():
             is_ours = path.name == USERS or (overwrite and is_part(path))
@@ -171,82 +157,76 @@ def _check_directory(out: Path, *, overwrite: bool) -> None:
                 )
 
 
-def _check_workers(n_workers: int | None, sequences: Sequences) -> None:
-    if n_workers is not None and not 1 <= n_workers <= sequences.n_users:
-        raise ValueError(
-            f"workers is {n_workers} and there are {sequences.n_users:,} users: choose 1 to {sequences.n_users:,}"
-        )
-    if sequences.directory is None:
-        raise ValueError("sequences are not on disk, where workers read them: save and load them")
-
-
-def _check_items(model: Path, recommender: Recommender, sequences: Sequences, request: BatchRequest) -> None:
+def _check_users(
+    model: Path, recommender: Recommender, users: Sequences, request: BatchRequest, n_workers: int | None
+) -> None:
     """Find what every worker would fail on, before one is started."""
-    if not UserRows(recommender, sequences, request).knows_some_item:
+    if n_workers is not None and not 1 <= n_workers <= users.n_users:
+        raise ValueError(f"workers is {n_workers} and there are {users.n_users:,} users: choose 1 to {users.n_users:,}")
+    if users.directory is None:
+        raise ValueError("sequences are not on disk, where workers read them: save and load them")
+    if not UserRows(recommender, users, request).knows_some_item:
         raise ValueError(
-            f"{model} knows none of the {sequences.n_items:,} items of the data in "
-            f"{sequences.directory}: this is the data of another model"
+            f"{model} knows none of the {users.n_items:,} items of the data in "
+            f"{users.directory}: this is the data of another model"
         )
 
 
-def _complete(job: ScoringJob, workers: WorkerOptions, lock: int, reports: Reports, *, is_new: bool) -> BatchResult:
+def _begin(out: Path, plan: ScoringPlan) -> None:
+    """Delete the parts of another plan, if there are any."""
+    # The marker goes first: a directory that has it is complete at any moment. The old plan
+    # stays until the new one replaces it: by the plan we know that the directory is ours.
+    (out / COMPLETE).unlink(missing_ok=True)
+    remove_parts(out)
+    write_plan(out, plan)
+
+
+def _complete(job: ScoringJob, workers: WorkerOptions, lock: int, reports: Reports) -> BatchResult:
     """Compute what is missing, and check that all parts are there before saying so."""
-    plan, out = job.plan, job.out
-    if is_new:
-        # The marker goes first: a directory that has it is complete at any moment. The old plan
-        # stays until the new one replaces it: by the plan we know that the directory is ours.
-        (out / COMPLETE).unlink(missing_ok=True)
-        remove_parts(out)
-        write_plan(out, plan)
-    remove_leftovers(out)
-    there = finished_parts(out, plan, range(plan.n_parts))
+    plan, marker = job.plan, job.out / COMPLETE
+    job.remove_leftovers()
+    there = job.finished(range(plan.n_parts))
     missing = [part for part in range(plan.n_parts) if part not in there]
     if missing:
-        (out / COMPLETE).unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
         if there:
             reports.say(f"{len(there):,} of {plan.n_parts:,} parts are there already")
-        reports.users(plan.n_users - job.n_users_of(missing))
+        reports.on_progress(plan.n_users - job.n_users_of(missing), plan.n_users)
         try:
             _compute(job, missing, workers, lock, reports)
         finally:
-            remove_leftovers(out)
-    n_rows = there | finished_parts(out, plan, missing)
-    for part in range(plan.n_parts):
+            job.remove_leftovers()
+    n_rows = there | job.finished(missing)
+    for part in missing:
         if part not in n_rows:
-            raise ValueError(f"{part_path(out, part)} is gone: is something else at work there?")
-    if not (out / COMPLETE).exists():
-        write_file(out / COMPLETE, "")
+            raise ValueError(f"{job.part_path(part)} is gone: is something else at work there?")
+    if not marker.exists():
+        write_file(marker, "")
     return BatchResult(plan.n_users, sum(n_rows.values()), plan.n_parts, len(there))
 
 
 def _compute(job: ScoringJob, parts: list[int], workers: WorkerOptions, lock: int, reports: Reports) -> None:
+    n = workers.n or 1
     if workers.launcher == "ray":
         from bert4rec.distributed.ray_scoring import compute_on_ray
 
         compute_on_ray(job, parts, workers.ray_address, workers.n, reports)
-        return
-    n = workers.n or 1
-    if n == 1:
+    elif n == 1:
         _compute_here(job, parts, reports)
-        return
-    n_threads = max(1, torch.get_num_threads() // n)
-    with stop_requested() as is_stopped:
-        compute_parts(job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports, is_stopped)
+    else:
+        n_threads = max(1, torch.get_num_threads() // n)
+        compute_parts(job, parts, lambda: LocalWorker(job, n_threads, lock), n, reports)
 
 
 def _compute_here(job: ScoringJob, parts: list[int], reports: Reports) -> None:
+    n_before = job.plan.n_users - job.n_users_of(parts)
+
+    def on_part(n_done: int) -> None:
+        reports.on_progress(n_before + n_done, job.plan.n_users)
+        is_stopped.raise_if_stopped()
+
     with stop_requested() as is_stopped:
         writer = PartWriter(job)
-        n_before = job.plan.n_users - job.n_users_of(parts)
         for part in parts:
-
-            def on_part(n_done: int, n_before: int = n_before) -> None:
-                reports.users(n_before + n_done)
-                is_stopped.raise_if_stopped()
-
             writer.write(part, on_part)
-            n_before += job.plan.n_users_of(part)
-
-
-def _ignore(message: str) -> None:
-    pass
+            n_before += job.n_users_of([part])

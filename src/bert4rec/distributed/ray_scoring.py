@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import os
-import secrets
+import socket
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from bert4rec import __version__
 from bert4rec.distributed.cluster import connect
-from bert4rec.distributed.scoring_parts import PartWriter, ScoringJob
+from bert4rec.distributed.scoring_parts import PLAN, PartWriter, ScoringJob
 from bert4rec.distributed.scoring_workers import Reports, compute_parts
-from bert4rec.durable import write_file
-from bert4rec.interrupts import stop_requested
-
-TOKEN = ".seen-by-workers"
 
 
 def compute_on_ray(
     job: ScoringJob, parts: Sequence[int], address: str | None, n_workers: int | None, reports: Reports
 ) -> None:
     """Compute `parts` with `n_workers` actors of one CPU each; None takes all CPUs there are."""
-    with connect(address, n_workers=n_workers) as cluster, stop_requested() as is_stopped:
+    with connect(address, n_workers=n_workers) as cluster:
         import ray
 
-        _check_machines(job)
-        n = n_workers or cluster.n_cpus
         try:
-            compute_parts(job, parts, lambda: RayWorker(job), n, reports, is_stopped)
+            compute_parts(job, parts, lambda: RayWorker(job), n_workers or cluster.n_cpus, reports)
         except ray.exceptions.RayError as error:
             raise ValueError(
                 f"a worker of the Ray cluster failed: {_last_line(error)}; finished parts are "
@@ -40,11 +33,26 @@ def compute_on_ray(
 class PartActor:
     """What runs on the cluster."""
 
-    def __init__(self, job: ScoringJob) -> None:
-        self._job = job
+    def check(self, version: str, plan: str, out: str, model: str, data: str) -> None:
+        """A ValueError if this machine lacks this program or does not see our files.
 
-    def load(self) -> None:
-        self._writer = PartWriter(self._job)
+        It takes text only, which a machine with another version understands too.
+        """
+        place = Path(out) / PLAN
+        if version != __version__:
+            wrong = f"has bert4rec {__version__}, and {version} is here: install the same"
+        elif missing := [folder for folder in (model, data) if not Path(folder).is_dir()]:
+            wrong = f"does not see {missing[0]}: put model and data on storage that all share"
+        elif not place.is_file() or place.read_text(encoding="utf-8") != plan:
+            wrong = f"does not see what is written to {out}: choose storage that all share"
+        elif not os.access(out, os.W_OK):
+            wrong = f"may not write to {out}"
+        else:
+            return
+        raise ValueError(f"{socket.gethostname()} cannot take part, as it {wrong}")
+
+    def load(self, job: ScoringJob) -> None:
+        self._writer = PartWriter(job)
 
     def write(self, part: int) -> None:
         self._writer.write(part)
@@ -56,92 +64,37 @@ class RayWorker:
     def __init__(self, job: ScoringJob) -> None:
         import ray
 
+        self.n_done = 0  # an actor tells nothing before its part is finished
+        self._job = job
         as_actor: Any = ray.remote(num_cpus=1)
-        self._actor = as_actor(PartActor).remote(job)
-        self.ready: Future[None] = self._actor.load.remote().future()
+        self._actor = as_actor(PartActor).remote()
 
-    def write(self, part: int) -> Future[None]:
-        future: Future[None] = self._actor.write.remote(part).future()
-        return future
-
-    def n_done(self) -> int:
-        return 0  # an actor tells nothing before its part is finished
-
-    def died_of(self, error: BaseException) -> str | None:
+    def compute(self, part: int | None) -> bool:
         import ray
 
-        has_died = isinstance(error, ray.exceptions.RayActorError)
-        return "died, perhaps because its machine is gone or out of memory" if has_died else None
+        actor, job = self._actor, self._job
+        try:
+            if part is None:
+                plan = (job.out / PLAN).read_text(encoding="utf-8")
+                ray.get(actor.check.remote(__version__, plan, str(job.out), str(job.model), str(job.data)))
+                ray.get(actor.load.remote(job))
+            else:
+                ray.get(actor.write.remote(part))
+        except ray.exceptions.RayActorError:
+            return False
+        return True
 
-    def end(self) -> None:
+    def how_it_died(self) -> str:
+        return "died, perhaps because its machine is gone or out of memory"
+
+    def kill(self) -> None:
         import ray
 
         ray.kill(self._actor)
-
-    def wait_for_end(self) -> None:
-        pass  # Ray does
 
 
 def _last_line(error: BaseException) -> str:
     """Ray's errors are pages of tracebacks around the one line that matters."""
     cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__
-
-
-def _check_machines(job: ScoringJob) -> None:
-    """A ValueError if a machine lacks this program or does not see our files."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    all_nodes: Any = ray.nodes  # has no types
-    token = job.out / TOKEN
-    text = secrets.token_hex(16)
-    write_file(token, text)
-    try:
-        look = ray.remote(what_is_wrong)
-        nodes = [each for each in all_nodes() if each["Alive"] and each["Resources"].get("CPU")]
-        answers = [
-            look.options(
-                num_cpus=0,
-                max_retries=1,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(each["NodeID"], soft=False),
-            ).remote(__version__, text, str(job.out), str(job.model), str(job.data))
-            for each in nodes
-        ]
-        for node, answer in zip(nodes, answers, strict=True):
-            try:
-                wrong = ray.get(answer)
-            except ray.exceptions.RayError as error:
-                wrong = _last_line(error)
-            if wrong is not None:
-                raise ValueError(
-                    f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}) of the Ray "
-                    f"cluster cannot take part: {wrong}"
-                )
-    finally:
-        token.unlink(missing_ok=True)
-
-
-def what_is_wrong(version: str, token: str, out: str, model: str, data: str) -> str | None:
-    """Runs on a machine of the cluster: why it cannot take part, or None.
-
-    It takes text only, which a machine with another version understands too.
-    """
-    if version != __version__:
-        return f"it has bert4rec {__version__}, and {version} is here: install the same"
-    for folder in (model, data):
-        if not Path(folder).is_dir():
-            return f"it does not see {folder}: put model and data on storage that all share"
-    if not _is_seen(Path(out) / TOKEN, token):
-        return f"it does not see what is written to {out}: choose storage that all share"
-    if not os.access(out, os.W_OK):
-        return f"it may not write to {out}"
-    return None
-
-
-def _is_seen(path: Path, token: str) -> bool:
-    try:
-        return path.read_text(encoding="utf-8") == token
-    except OSError:
-        return False
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return lines[-1].removeprefix("ValueError: ")

@@ -49,19 +49,19 @@ class QuantizedEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Any shape of tokens → (…, D)"""
         flat = tokens.flatten()
-        vectors = self.rows(flat.clamp(max=self.n_items - 1))
+        vectors = self.decode(flat.clamp(max=self.n_items - 1))
         if len(self.special):
             behind = flat - self.n_items
             special = self.special.index_select(0, behind.clamp(min=0))
             vectors = torch.where((behind >= 0)[:, None], special, vectors)
         return vectors.view(*tokens.shape, self.embedding_dim)
 
-    def rows(self, items: Tensor) -> Tensor:
-        """(n,) items → (n, D)"""
-        raise NotImplementedError
-
     def block(self, first: int, last: int) -> Tensor:
         """(last - first, D) vectors of successive items."""
+        return self.decode(slice(first, last))
+
+    def decode(self, items: Tensor | slice) -> Tensor:
+        """(n,) items → (n, D)"""
         raise NotImplementedError
 
     def products(self, h: Tensor, first: int, last: int) -> Tensor:
@@ -90,13 +90,9 @@ class Int8Embedding(QuantizedEmbedding):
         is_whole = (self.codes.dtype, self.codes.shape) == (torch.int8, (n_items, *shape[1:]))
         return super().replaces(n_items, shape) and is_whole and self.scales.shape == (n_items,)
 
-    def rows(self, items: Tensor) -> Tensor:
-        scales = self.scales.index_select(0, items)
-        return self.codes.index_select(0, items).to(scales.dtype).mul_(scales[:, None])
-
-    def block(self, first: int, last: int) -> Tensor:
-        scales = self.scales[first:last, None]
-        return self.codes[first:last].to(scales.dtype).mul_(scales)
+    def decode(self, items: Tensor | slice) -> Tensor:
+        scales = _rows(self.scales, items)
+        return _rows(self.codes, items).to(scales.dtype).mul_(scales[:, None])
 
     def products(self, h: Tensor, first: int, last: int) -> Tensor:
         out = h.new_empty(len(h), last - first)
@@ -124,11 +120,8 @@ class ProductQuantizedEmbedding(QuantizedEmbedding):
         fits = (n_each, n_parts * width) == (N_CENTROIDS, *shape[1:])
         return super().replaces(n_items, shape) and is_whole and fits
 
-    def rows(self, items: Tensor) -> Tensor:
-        return self._decoded(self.codes.index_select(0, items))
-
-    def block(self, first: int, last: int) -> Tensor:
-        return self._decoded(self.codes[first:last])
+    def decode(self, items: Tensor | slice) -> Tensor:
+        return self._decoded(_rows(self.codes, items))
 
     def _decoded(self, codes: Tensor) -> Tensor:  # (n, C) → (n, D)
         parts = self.centroids.flatten(0, 1).index_select(0, self._places(codes).flatten())
@@ -143,23 +136,25 @@ class ProductQuantizedEmbedding(QuantizedEmbedding):
         Many vectors are worth decoding a block for, which is multiplied faster than parts are
         summed up.
         """
+        out = h.new_empty(len(h), last - first)
+        blocks = zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True)
         if len(h) >= MANY_VECTORS:
-            return self._products_of_decoded(h, first, last)
+            for part, codes in blocks:
+                torch.mm(h, self._decoded(codes).T, out=part)
+            return out
         n_parts, _, width = self.centroids.shape
         wide = F.pad(h, (0, 0, 0, max(0, FEWEST_COLUMNS - len(h))))
         parts = wide.view(len(wide), n_parts, width).permute(1, 2, 0)  # (C, D / C, M)
         of_centroids = (self.centroids @ parts).flatten(0, 1)  # (C · 256, M)
-        out = h.new_empty(len(h), last - first)
-        for part, codes in zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True):
+        for part, codes in blocks:
             sums = F.embedding_bag(self._places(codes), of_centroids, mode="sum")  # (block, M)
             part.copy_(sums[:, : len(h)].T)
         return out
 
-    def _products_of_decoded(self, h: Tensor, first: int, last: int) -> Tensor:
-        out = h.new_empty(len(h), last - first)
-        for part, codes in zip(torch.split(out, BLOCK, 1), torch.split(self.codes[first:last], BLOCK), strict=True):
-            torch.mm(h, self._decoded(codes).T, out=part)
-        return out
+
+def _rows(tensor: Tensor, items: Tensor | slice) -> Tensor:
+    """Rows by their numbers are copied several times as fast by `index_select`."""
+    return tensor[items] if isinstance(items, slice) else tensor.index_select(0, items)
 
 
 def int8_embedding(weight: Tensor, n_items: int) -> Int8Embedding:

@@ -9,7 +9,6 @@ Shapes: B queries, D width, V items, N lists.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from dataclasses import dataclass, replace
@@ -25,11 +24,9 @@ from bert4rec.models import Model
 from bert4rec.models.output import ItemProducts
 from bert4rec.retrieval.item_index import (
     AT_ONCE,
-    MOST_FETCHED,
     MOST_SEARCHED,
     RECALL_AT,
     IndexQuality,
-    IndexTensors,
     ItemIndex,
     faiss_or_error,
     with_bias,
@@ -60,19 +57,13 @@ class SearchSample:
         return len(self.h)
 
 
-def too_few(histories: Spans) -> str | None:
-    """Why no index can be built with these, if so."""
-    n = int((histories.lengths > 0).sum())
-    if n >= FEWEST_QUERIES:
-        return None
-    return f"an index is tuned and measured on real histories, and there are {n}: give {FEWEST_QUERIES} or more"
-
-
 def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample:
     """At most `MOST_QUERIES` of the histories, in random order, without the empty ones."""
-    if (reason := too_few(histories)) is not None:
-        raise ValueError(reason)
     some = np.flatnonzero(histories.lengths > 0)
+    if len(some) < FEWEST_QUERIES:
+        raise ValueError(
+            f"an index is tuned on real histories, and there are {len(some)}: give {FEWEST_QUERIES} or more"
+        )
     rows = np.random.default_rng(seed).permutation(some)[:MOST_QUERIES]
     return SearchSample(*encode_histories(model, histories.take(rows)))
 
@@ -82,13 +73,13 @@ def build_index(output: ItemProducts, sample: SearchSample, target: float = RECA
     if not 0 < target <= 1:
         raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
     started = time.monotonic()
-    tensors = _cluster(output, n_lists_for(output.n_items), seed)
+    centroids, lists = _cluster(output, n_lists_for(output.n_items), seed)
     half = len(sample) // 2
     tuning, others = sample.rows(0, half), sample.rows(half, len(sample))
-    untuned = IndexQuality(len(tensors.centroids), 1, target, math.nan, half, len(others), 0.0, math.inf)
-    index = ItemIndex(tensors, output, untuned)
+    untuned = IndexQuality(len(centroids), 1, target, math.nan, half, len(others), 0.0, math.inf)
+    index = ItemIndex(centroids, lists, output, untuned)
     wanted = _exact(output, tuning)
-    for n_searched in _numbers(int(MOST_SEARCHED * len(tensors.centroids))):
+    for n_searched in _numbers(int(MOST_SEARCHED * len(centroids))):
         index.quality = replace(untuned, n_searched=n_searched)
         if _recall(index, output, tuning, wanted) >= target:
             index.quality = replace(index.quality, depth=_depth(index, output, tuning))
@@ -114,7 +105,8 @@ def n_lists_for(n_items: int) -> int:
     return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_PER_LIST))
 
 
-def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
+def _cluster(output: ItemProducts, n_lists: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The tensors of an `ItemIndex`."""
     faiss = faiss_or_error()
     faiss.omp_set_num_threads(torch.get_num_threads())
     is_drawn = np.random.default_rng(seed).permutation(output.n_items) < TRAINED_PER_LIST * n_lists
@@ -137,13 +129,13 @@ def _cluster(output: ItemProducts, n_lists: int, seed: int) -> IndexTensors:
         products, nearest = kmeans.index.search(with_bias(output, first), 1)
         lists[first : first + AT_ONCE] = nearest[:, 0]
         np.maximum.at(reach, nearest[:, 0], products[:, 0])
-    return IndexTensors(torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists))
+    return torch.from_numpy(directions * reach[:, None]), torch.from_numpy(lists)
 
 
 def _numbers(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, …"""
-    numbers = itertools.chain.from_iterable((2**i, 3 * 2**i // 2) for i in itertools.count())
-    return sorted(set(itertools.takewhile(lambda n: n <= max(1, most), numbers)))
+    most = max(1, most)
+    return sorted({n for i in range(most.bit_length()) for n in (2**i, 3 * 2**i // 2) if n <= most})
 
 
 def _exact(output: ItemProducts, sample: SearchSample) -> Tensor:
@@ -160,7 +152,5 @@ def _recall(index: ItemIndex, output: ItemProducts, sample: SearchSample, wanted
 
 def _depth(index: ItemIndex, output: ItemProducts, sample: SearchSample) -> float:
     """How far down the tenth recommendation lies on average, with the seen items in front of it."""
-    n_fetched = RECALL_AT + int(sample.mask.n_hidden(len(sample)).max())
-    n_fetched, n_searched = min(MOST_FETCHED, n_fetched), index.quality.n_searched
-    _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, n_fetched, n_searched)
+    _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, index.quality.n_searched)
     return round(float(depth.double().mean()), 1)

@@ -26,17 +26,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -46,6 +47,7 @@ from bert4rec.durable import MANIFEST, write_file
 from bert4rec.item_mask import ItemMask
 from bert4rec.models.output import ItemProducts
 from bert4rec.scoring import Block, TopK, items_per_block, score_blocks, top_k
+from bert4rec.settings import Count, Positive, Share
 
 RECALL_AT = 10  # the k of the measured recall; for a larger k more lists are searched
 AT_ONCE = 2**17  # items that are copied at a time
@@ -53,65 +55,53 @@ MOST_FETCHED = 2048  # candidates of a row
 MOST_SEARCHED = 1 / 8  # of the lists: beyond it exact search is about as fast
 FEW_REMAIN = 1 / 4  # of the catalogue: if no more may be recommended, these alone are scored
 DEEP = 2  # times the depth that the index was tuned at: recall is noticeably lower from there on
+UNKNOWN = torch.tensor(torch.nan)  # the logsumexp over all items, of which only some were scored
 log = logging.getLogger("bert4rec.retrieval")
 
 
 @dataclass(frozen=True)
 class IndexQuality:
-    """How good an index is: recall@10 against exact search, seen items masked."""
+    """How good an index is: recall@10 against exact search, seen items masked.
 
-    n_lists: int
-    n_searched: int  # lists that are searched for 10 items
-    target: float  # the recall that `n_searched` was chosen for
-    recall: float  # on other histories than those that it was chosen on
-    n_tuned: int  # histories
-    n_measured: int
-    seconds: float  # that building took
-    depth: float = RECALL_AT  # on average: 10, and the seen items in front of the last of these
+    The limits are checked when it is read.
+    """
 
-
-@dataclass(frozen=True)
-class IndexTensors:
-    """All that has to be saved to get the same index back, for the same output layer."""
-
-    centroids: Tensor  # (N, D + 1) float32
-    lists: Tensor  # (V,) int32: the list that an item is in
-
-    def check(self, output: ItemProducts) -> None:
-        n_lists, width = self.centroids.shape if self.centroids.dim() == 2 else (0, 0)
-        is_right = (
-            self.lists.shape == (output.n_items,)
-            and width == output.block(0, 1)[0].shape[1] + 1
-            and (self.centroids.dtype, self.lists.dtype) == (torch.float32, torch.int32)
-            and n_lists > 0
-            and bool(self.centroids.isfinite().all())
-            and int(self.lists.min()) >= 0
-            and int(self.lists.max()) < n_lists
-        )
-        if not is_right:
-            raise ValueError("the index does not fit the model: run `bert4rec index` again")
+    n_lists: Positive
+    n_searched: Positive  # lists that are searched for 10 items
+    target: Share  # the recall that `n_searched` was chosen for
+    recall: Share  # on other histories than those that it was chosen on
+    n_tuned: Count  # histories
+    n_measured: Count
+    seconds: FiniteFloat  # that building took
+    # On average: 10, and the seen items in front of the last of these.
+    depth: Annotated[FiniteFloat, Field(ge=RECALL_AT)] = RECALL_AT
 
 
 class ItemIndex:
-    """Several threads may search at once."""
+    """Several threads may search at once.
 
-    def __init__(self, tensors: IndexTensors, output: ItemProducts, quality: IndexQuality) -> None:
+    `centroids` and `lists` are all that has to be saved to get the same index back, for the same
+    output layer.
+    """
+
+    def __init__(self, centroids: Tensor, lists: Tensor, output: ItemProducts, quality: IndexQuality) -> None:
         faiss = faiss_or_error()
-        tensors.check(output)
-        self.tensors, self.quality = tensors, quality
-        centroids = np.ascontiguousarray(tensors.centroids.numpy())
+        _check_fit(centroids, lists, output)
+        self.centroids = centroids  # (N, D + 1) float32
+        self.lists = lists  # (V,) int32: the list that an item is in
+        self.quality = quality
         n_lists, width = centroids.shape
         self._quantizer = faiss.IndexFlatIP(width)  # kept: faiss only has a pointer to it
-        self._quantizer.add(centroids)
-        self._lists = faiss.IndexIVFFlat(self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT)
-        self._lists.is_trained = True
+        self._quantizer.add(np.ascontiguousarray(centroids.numpy()))
+        self._ivf = faiss.IndexIVFFlat(self._quantizer, width, n_lists, faiss.METRIC_INNER_PRODUCT)
+        self._ivf.is_trained = True
         pointer = faiss.swig_ptr
         for first in range(0, output.n_items, AT_ONCE):
             vectors = with_bias(output, first)
             ids = np.arange(first, first + len(vectors))
-            lists = tensors.lists[first : first + len(vectors)].numpy().astype(np.int64)
-            self._lists.add_core(len(ids), pointer(vectors), pointer(ids), pointer(lists))
-        assert self._lists.ntotal == output.n_items
+            numbers = lists[first : first + len(vectors)].numpy().astype(np.int64)
+            self._ivf.add_core(len(ids), pointer(vectors), pointer(ids), pointer(numbers))
+        assert self._ivf.ntotal == output.n_items
 
     @without_onednn()
     @torch.inference_mode()
@@ -126,9 +116,7 @@ class ItemIndex:
         for row, items in mask.allowed.items():
             rows = torch.tensor([row])
             _put(best, rows, _best_among(items, h[rows], output, mask.of_rows(rows), k))
-        is_open = torch.ones(n_rows, dtype=torch.bool)
-        is_open[list(mask.allowed)] = False
-        rows = is_open.nonzero()[:, 0]
+        rows = torch.tensor([row for row in range(n_rows) if row not in mask.allowed], dtype=torch.int64)
         if not len(rows):
             return best
         h = h[rows.to(h.device)]
@@ -146,17 +134,15 @@ class ItemIndex:
 
     def _search(self, h: Tensor, output: ItemProducts, mask: ItemMask, best: TopK, rows: Tensor) -> Tensor:
         """Put what the lists hold into `rows` of `best`; (B,) false where it is not good enough."""
-        k, n_items = best.items.shape[1], output.n_items
+        k = best.items.shape[1]
         n_excluded = 0 if mask.excluded is None else mask.excluded.n
-        share = 1 - n_excluded / n_items
+        share = 1 - n_excluded / output.n_items
         most = int(MOST_SEARCHED * self.quality.n_lists)
-        n_searched = self.n_searched_for(int(k / share))
+        n_searched = min(self.quality.n_lists, -(-self.quality.n_searched * int(k / share) // RECALL_AT))
         if n_searched > most:
             return torch.zeros(len(h), dtype=torch.bool)
         n_hidden = mask.n_hidden(len(h))
-        # The excluded items may be just the best ones, of this row or of all.
-        n_fetched = min(max(k, MOST_FETCHED), k + int(n_hidden.max()) + n_excluded, n_items)
-        found, is_enough, depth = self.search_lists(h, output, mask, k, n_fetched, n_searched)
+        found, is_enough, depth = self.search_lists(h, output, mask, k, n_searched)
         _put(best, rows, found)
         is_deep = depth > DEEP * self.quality.depth * k / RECALL_AT / share
         is_done = is_enough & ~is_deep
@@ -167,17 +153,20 @@ class ItemIndex:
         if len(deep):
             n_searched = int(n_searched_deep[deep].max().ceil())
             h, mask = h[deep.to(h.device)], mask.of_rows(deep)
-            found, is_done[deep], _ = self.search_lists(h, output, mask, k, n_fetched, n_searched)
+            found, is_done[deep], _ = self.search_lists(h, output, mask, k, n_searched)
             _put(best, rows[deep], found)
         return is_done
 
     def search_lists(
-        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_fetched: int, n_searched: int
+        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_searched: int
     ) -> tuple[TopK, Tensor, Tensor]:
         """The best of some lists; (B,) whether they held k; (B,) how deep the last of these lies.
 
         The depth is k, and one more for each masked item in front.
         """
+        # The masked items may be just the best ones, of this row or of all.
+        n_masked = int(mask.n_hidden(len(h)).max()) + (0 if mask.excluded is None else mask.excluded.n)
+        n_fetched = min(max(k, MOST_FETCHED), k + n_masked, output.n_items)
         found = self.candidates(h, n_fetched, n_searched)
         kept = mask.keeps(found)
         n_kept = kept.cumsum(1)
@@ -186,10 +175,7 @@ class ItemIndex:
         items, is_kept = found.gather(1, first), kept.gather(1, first)
         scores = output.scores(h, items.clamp(min=0).to(h.device)).cpu()
         scores, order = scores.masked_fill(~is_kept, -torch.inf).sort(dim=1, descending=True)
-        return TopK(items.gather(1, order), scores, _unknown(h)), n_kept[:, -1] >= k, depth
-
-    def n_searched_for(self, k: int) -> int:
-        return min(self.quality.n_lists, -(-self.quality.n_searched * k // RECALL_AT))
+        return TopK(items.gather(1, order), scores, UNKNOWN), n_kept[:, -1] >= k, depth
 
     def candidates(self, h: Tensor, n: int, n_searched: int) -> Tensor:
         """(B, D) → (B, n) items, best first, -1 where the lists hold no more."""
@@ -198,8 +184,20 @@ class ItemIndex:
         faiss.omp_set_num_threads(torch.get_num_threads())
         parameters = faiss.SearchParametersIVF(nprobe=n_searched)
         queries = torch.nn.functional.pad(h.detach().float().cpu(), (0, 1), value=1.0)
-        _, items = self._lists.search(queries.numpy(), n, params=parameters)
+        _, items = self._ivf.search(queries.numpy(), n, params=parameters)
         return torch.from_numpy(items)
+
+
+def _check_fit(centroids: Tensor, lists: Tensor, output: ItemProducts) -> None:
+    width = output.block(0, 1)[0].shape[1] + 1
+    is_right = (
+        (centroids.dtype, centroids.shape[1:]) == (torch.float32, (width,))
+        and (lists.dtype, lists.shape) == (torch.int32, (output.n_items,))
+        and bool(centroids.isfinite().all())
+        and 0 <= int(lists.min()) <= int(lists.max()) < len(centroids)
+    )
+    if not is_right:
+        raise ValueError("the index does not fit the model: run `bert4rec index` again")
 
 
 def with_bias(output: ItemProducts, first: int, n: int = AT_ONCE) -> NDArray[np.float32]:
@@ -210,20 +208,16 @@ def with_bias(output: ItemProducts, first: int, n: int = AT_ONCE) -> NDArray[np.
     return made
 
 
-def faiss_or_error() -> Any:
-    try:
-        import faiss
-    except ModuleNotFoundError:
-        raise ValueError("an index of items needs faiss: pip install 'bert4rec[scale]'") from None
-    return faiss
-
-
 def has_faiss() -> bool:
-    try:
-        faiss_or_error()
-    except ValueError:
-        return False
-    return True
+    return importlib.util.find_spec("faiss") is not None
+
+
+def faiss_or_error(purpose: str = "an index of items") -> Any:
+    if not has_faiss():
+        raise ValueError(f"faiss is not installed, and {purpose} needs it: pip install 'bert4rec[scale]'")
+    import faiss
+
+    return faiss
 
 
 @functools.cache
@@ -239,9 +233,9 @@ def _best_among(items: Tensor, h: Tensor, output: ItemProducts, mask: ItemMask, 
     items = torch.unique(items)
     if not len(items):
         nothing = torch.empty((len(h), 0))
-        return TopK(nothing.long(), nothing, _unknown(h))
+        return TopK(nothing.long(), nothing, UNKNOWN)
     found = top_k(_blocks_of(items, h, output, k), mask.among(items), k)
-    return TopK(items[found.items], found.scores, _unknown(h))
+    return TopK(items[found.items], found.scores, UNKNOWN)
 
 
 def _blocks_of(items: Tensor, h: Tensor, output: ItemProducts, k: int) -> Iterator[Block]:
@@ -250,11 +244,6 @@ def _blocks_of(items: Tensor, h: Tensor, output: ItemProducts, k: int) -> Iterat
     for some in torch.split(items, items_per_block(len(h), k)):
         yield first, output.scores(h, some[None].to(h.device)).cpu()
         first += len(some)
-
-
-def _unknown(h: Tensor) -> Tensor:
-    """(B, 1): the logsumexp over all items, of which only some were scored."""
-    return torch.full((len(h), 1), torch.nan)
 
 
 def _put(best: TopK, rows: Tensor, found: TopK) -> None:
@@ -268,7 +257,7 @@ FORMAT_VERSION = 1
 
 def write_index(directory: Path, index: ItemIndex) -> tuple[str, str]:
     """The names of the two files, for the manifest."""
-    tensors = save({"centroids": index.tensors.centroids, "lists": index.tensors.lists})
+    tensors = save({"centroids": index.centroids, "lists": index.lists})
     facts = {"format_version": FORMAT_VERSION, "kind": "ivf"} | asdict(index.quality)
     text = json.dumps(facts, indent=2)
     name = f"index-{hashlib.sha256(tensors + text.encode()).hexdigest()[:12]}"
@@ -286,39 +275,22 @@ def index_name(directory: Path) -> str | None:
 
 def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
     """From a directory whose manifest was verified."""
-    facts = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    facts_path, tensors_path = directory / f"{name}.json", directory / f"{name}.safetensors"
+    facts = json.loads(facts_path.read_text(encoding="utf-8"))
+    if (facts.pop("format_version", None), facts.pop("kind", None)) != (FORMAT_VERSION, "ivf"):
+        raise ValueError(f"{facts_path} is of another version of bert4rec: run `bert4rec index` again")
     try:
-        is_ours = (facts.pop("format_version"), facts.pop("kind")) == (FORMAT_VERSION, "ivf")
-        quality = IndexQuality(**facts)
-    except (AttributeError, KeyError, TypeError):
-        is_ours = False
-    if not is_ours:
-        raise ValueError(f"{directory / name}.json is of another version of bert4rec: run `bert4rec index` again")
-    path = directory / f"{name}.safetensors"
-    try:
-        loaded = load(path.read_bytes())
+        tensors = load(tensors_path.read_bytes())
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: it is not a safetensors file ({error})") from None
-    empty = torch.empty(0)
-    tensors = IndexTensors(loaded.get("centroids", empty), loaded.get("lists", empty))
-    tensors.check(output)
-    if not _are_possible(quality, len(tensors.centroids)):
-        raise ValueError(
-            f"{directory / name}.json is damaged: it says what no index can be; run `bert4rec index` again"
-        )
-    return ItemIndex(tensors, output, quality)
-
-
-def _are_possible(facts: IndexQuality, n_lists: int) -> bool:
-    counts = facts.n_lists, facts.n_searched, facts.n_tuned, facts.n_measured
-    numbers = facts.target, facts.recall, facts.seconds, facts.depth
-    return (
-        all(type(count) is int for count in counts)
-        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and 1 <= facts.n_searched <= facts.n_lists == n_lists
-        and 0 <= facts.recall <= 1
-        and facts.depth >= RECALL_AT
-    )
+        raise ValueError(f"{tensors_path} is damaged: it is not a safetensors file ({error})") from None
+    centroids, lists = (tensors.get(name, torch.empty(0)) for name in ("centroids", "lists"))
+    try:
+        quality = TypeAdapter(IndexQuality).validate_python(facts)
+        if not quality.n_searched <= quality.n_lists == len(centroids):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{facts_path} is damaged: it says what no index can be; run `bert4rec index` again") from None
+    return ItemIndex(centroids, lists, output, quality)
 
 
 def delete_other_indexes(directory: Path, kept: Iterable[str] = ()) -> None:
