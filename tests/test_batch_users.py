@@ -81,7 +81,7 @@ def scores_by_hand(model: Model, user: int | None, history: list[int]) -> torch.
             return model.item_factors @ model.user_factors[user]
         if isinstance(model, NeuMF):
             p = model.users.weight[user]
-            q = model.items.weight
+            q = model.item_embedding.weight
             pairs = torch.cat([p[DIM:].expand(N_ITEMS, -1), q[:, DIM:]], dim=1)
             first = torch.cat([model.user_layer.weight, model.item_layer.weight], dim=1)
             hidden = (pairs @ first.T + model.user_layer.bias).relu()

@@ -23,7 +23,7 @@ from bert4rec.distributed.user_rows import BatchRequest
 from bert4rec.evaluation.compare import compare
 from bert4rec.models import MODELS, is_trained
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import DotProduct, QuantizedDotProduct, dot_product
+from bert4rec.models.output import DotProduct, QuantizedDotProduct, dot_product_output
 from bert4rec.models.quantized_embedding import (
     BLOCK,
     MANY_VECTORS,
@@ -100,7 +100,7 @@ def test_a_quantized_output_scores_as_the_plain_one_of_its_decoded_vectors(
     embedding = random_embedding(code, n_items, 2)
     bias, h = torch.randn(n_items), torch.randn(n_vectors, DIM)
     plain = DotProduct(embedding.block(0, n_items), bias)
-    quantized = dot_product(embedding, bias)
+    quantized = dot_product_output(embedding, bias)
     assert isinstance(quantized, QuantizedDotProduct)
     assert quantized.n_items == n_items
     everything = quantized.block_scores(h, 0, n_items)
@@ -160,7 +160,7 @@ def test_the_facts_of_a_served_model_decode_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_blocks_of_a_plain_output_are_its_rows() -> None:
     embedding, bias = RowEmbedding(9, DIM), torch.randn(7)
-    output = dot_product(embedding, bias)
+    output = dot_product_output(embedding, bias)
     assert isinstance(output, DotProduct)
     assert output.weight is embedding.weight  # the parameter itself: a loss adds to its gradient
     weight, some_bias = output.block(2, 5)

@@ -51,14 +51,14 @@ def test_there_are_the_papers_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_items", "loss", "head_gain"),
+    ("n_items", "loss", "output_gain"),
     [(9_999, "cross-entropy", 1), (10_000, "cross-entropy", 4), (20_000, "sampled-softmax", 4)],
 )
-def test_auto_is_resolved_by_the_size_of_the_catalogue(n_items: int, loss: str, head_gain: float) -> None:
+def test_auto_is_resolved_by_the_size_of_the_catalogue(n_items: int, loss: str, output_gain: float) -> None:
     run = resolve(Config(), n_items)
-    assert (run.loss.name, run.model.head_gain) == (loss, head_gain)
-    kept = resolve(load_config(overrides=["loss.name=bce", "model.head_gain=2"]), n_items)
-    assert (kept.loss.name, kept.model.head_gain) == ("bce", 2)
+    assert (run.loss.name, run.model.output_gain) == (loss, output_gain)
+    kept = resolve(load_config(overrides=["loss.name=bce", "model.output_gain=2"]), n_items)
+    assert (kept.loss.name, kept.model.output_gain) == ("bce", 2)
 
 
 def test_a_run_config_refuses_auto() -> None:
@@ -215,7 +215,7 @@ def test_a_fitted_model_has_no_stages() -> None:
 
 
 def test_another_model_drops_only_the_settings_that_it_does_not_have() -> None:
-    before = ["model.dim=32", "model.layers=3", "model.head_gain=2", "training.seed=5"]
+    before = ["model.dim=32", "model.layers=3", "model.output_gain=2", "training.seed=5"]
     config = load_config("best-ml-1m", None, [*before, "model.name=sasrec"])
     kept = {"name": "sasrec", "dim": 32, "heads": 4, "layers": 3, "max_len": 200}
     assert kept.items() <= config.model.model_dump().items()
@@ -391,8 +391,8 @@ def test_mistakes_with_another_package_are_named(override: str, words: str) -> N
 
 def test_what_auto_became_is_said() -> None:
     config = load_config("default")
-    assert resolved_values(config, resolve(config, 500)) == "model.head_gain = 1.0, loss.name = cross-entropy"
+    assert resolved_values(config, resolve(config, 500)) == "model.output_gain = 1.0, loss.name = cross-entropy"
     many = resolved_values(config, resolve(config, 50_000))
-    assert many == "model.head_gain = 4.0, loss.name = sampled-softmax"
+    assert many == "model.output_gain = 4.0, loss.name = sampled-softmax"
     named = load_config("bert4rec")
     assert resolved_values(named, resolve(named, 500)) == ""

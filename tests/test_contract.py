@@ -120,7 +120,7 @@ def test_an_empty_history_has_finite_scores(recipe: str) -> None:
 def test_block_scores_are_parts_of_the_row_in_memory_of_their_own(recipe: str) -> None:
     model = saved(recipe)[0].model
     h = model.encode(torch.tensor([0, 1]), torch.tensor([[1], [4]])[:, : model.max_history])
-    output = model.output()
+    output = model.output_layer()
     whole = output.block_scores(h, 0, N_ITEMS)
     kept = whole.clone()
     part = output.block_scores(h, 7, 19)

@@ -84,14 +84,14 @@ def test_sampled_losses_leave_a_sparse_gradient_and_move_only_touched_rows(monke
     config = small_config("loss.name=sampled-softmax", "loss.n_negatives=4", "model.dropout=0")
     batch, n_items = some_batch(config, n_users=3)
     model, _ = gradients_on(2, config, batch, n_items)
-    gradient = model.items.weight.grad
+    gradient = model.item_embedding.weight.grad
     assert gradient is not None
     assert gradient.is_sparse
-    before = model.items.weight.detach().clone()
+    before = model.item_embedding.weight.detach().clone()
     touched = set(gradient.coalesce().indices()[0].tolist())
     Optimizer(model, config.training.weight_decay).step(0.01)
-    moved = (model.items.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
-    assert set(moved) | {model.pad} == touched | {model.pad}  # padding has no say
+    moved = (model.item_embedding.weight.detach() != before).any(1).nonzero()[:, 0].tolist()
+    assert set(moved) | {model.pad_token} == touched | {model.pad_token}  # padding has no say
     assert touched <= set(range(n_items + 2))
 
 
@@ -144,7 +144,7 @@ def plain_loss(model: SequenceModel, batch: Batch, loss: str) -> torch.Tensor:
     for each in batch.microbatches:
         encode = model.encode_prefixes if each.appends_mask else model.encode_queries
         h = encode(each.tokens, each.positions, each.users)
-        scores = model.output().block_scores(h, 0, model.n_items)
+        scores = model.output_layer().block_scores(h, 0, model.n_items)
         if loss == "cross-entropy":
             total = total + F.cross_entropy(scores, each.targets, reduction="sum")
             continue

@@ -96,8 +96,8 @@ def test_sharded_items_and_biases_begin_as_those_of_one_process() -> None:
         biases[rank::2] = own.output_bias.detach()
         embeddings[rank::2] = own.items.weight.detach()
     assert torch.equal(biases, bias)
-    assert torch.equal(embeddings[51:], small.items.weight[20:])  # PAD and MASK
-    deviation = small.items.weight[:20].std()
+    assert torch.equal(embeddings[51:], small.item_embedding.weight[20:])  # PAD and MASK
+    deviation = small.item_embedding.weight[:20].std()
     torch.testing.assert_close(embeddings[:51].std(), deviation, atol=0, rtol=0.2)
     assert len(embeddings[:51, 0].unique()) > 45
 
@@ -116,16 +116,16 @@ def passes_items_on(weight: torch.Tensor, heads: int) -> bool:
 def test_values_and_head_begin_by_passing_items_on() -> None:
     settings = small_run("model.initialization=local").model
     model = BERT4Rec(30, settings)
-    assert passes_items_on(model.head.weight, settings.heads)
+    assert passes_items_on(model.output_projection.weight, settings.heads)
     for block in model.blocks:
         value = block.attention.query_key_value.weight[2 * settings.dim :]
         assert passes_items_on(value, settings.heads)
         assert torch.equal(block.attention.output.weight, torch.eye(settings.dim))
-    assert not model.items.weight[:30].any(0).reshape(settings.heads, -1)[:, :3].any()
+    assert not model.item_embedding.weight[:30].any(0).reshape(settings.heads, -1)[:, :3].any()
 
 
 def test_the_papers_weights_are_a_truncated_normal() -> None:
-    model = BERT4Rec(300, BERT4RecSettings(initialization="paper", head_gain=1))
+    model = BERT4Rec(300, BERT4RecSettings(initialization="paper", output_gain=1))
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):
             assert parameter.eq(1).all()
@@ -139,7 +139,7 @@ def test_the_papers_weights_are_a_truncated_normal() -> None:
 def test_attention_begins_with_near_items_and_without_the_mask() -> None:
     """The item before has the largest share, and nobody attends to [MASK]."""
     torch.manual_seed(0)
-    settings = BERT4RecSettings(initialization="local", head_gain=1, max_len=40)
+    settings = BERT4RecSettings(initialization="local", output_gain=1, max_len=40)
     model = BERT4Rec(300, settings)
     history = torch.randperm(300)[None, :30]
     weights = attention_weights(model, history)[0, 0, :, -1]  # of [MASK], (heads, 31)
@@ -155,7 +155,7 @@ def test_attention_begins_with_near_items_and_without_the_mask() -> None:
 
 def test_a_mask_begins_as_a_mean_of_the_items() -> None:
     torch.manual_seed(0)
-    model = BERT4Rec(300, BERT4RecSettings(initialization="local", head_gain=1))
+    model = BERT4Rec(300, BERT4RecSettings(initialization="local", output_gain=1))
     history = torch.randperm(300)[None, :30]
     scores = score_rows(model, UNKNOWN, history)
     assert scores[0, history[0]].mean() > scores.mean() + scores.std() / 2
@@ -165,6 +165,6 @@ def test_the_softmax_begins_as_sharp_as_the_head_gain() -> None:
     history, scores = torch.tensor([[1, 2, 3]]), []
     for gain in (1, 4):
         torch.manual_seed(0)
-        model = BERT4Rec(30, small_run(f"model.head_gain={gain}").model)
+        model = BERT4Rec(30, small_run(f"model.output_gain={gain}").model)
         scores.append(score_rows(model, UNKNOWN, history))
     torch.testing.assert_close(scores[1], 4 * scores[0])

@@ -26,13 +26,13 @@ models = pytest.mark.parametrize("cls", MODELS)
 def random_model(cls: type[BERT4Rec] = BERT4Rec, ablation: tuple[str, ...] = (), layers: int = 2) -> BERT4Rec:
     torch.manual_seed(0)
     values = BERT4RecSettings(
-        dim=16, max_len=12, dropout=0, layers=layers, initialization="paper", head_gain=1, ablation=ablation
+        dim=16, max_len=12, dropout=0, layers=layers, initialization="paper", output_gain=1, ablation=ablation
     )
     return randomize(cls(N_ITEMS, values), 0.3)  # without norms larger ones grow, and so do errors
 
 
 def scores_at(model: BERT4Rec, vectors: Tensor) -> Tensor:
-    return model.output().block_scores(vectors, 0, N_ITEMS)
+    return model.output_layer().block_scores(vectors, 0, N_ITEMS)
 
 
 def random_tokens(n_rows: int, length: int, seed: int = 0) -> Tensor:
@@ -125,15 +125,15 @@ def plain_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor
         for j, query in enumerate(queries):
             visible[n + j, : query + 1] = True
             visible[n + j, n + j] = True
-        x = model.items(torch.cat([items, torch.full((len(queries),), MASK)]))
-        if model.positions is not None:
+        x = model.item_embedding(torch.cat([items, torch.full((len(queries),), MASK)]))
+        if model.position_embedding is not None:
             places = [*range(length), *(query + 1 for query in queries)]
-            x = x + model.positions.weight[places]
+            x = x + model.position_embedding.weight[places]
         x = model.norm(x)[None]
         for block in model.blocks:
             x = block(x, visible[None, None])
         out.append(x[0, n:])
-    return scores_at(model, model.project(torch.cat(out)))
+    return scores_at(model, model.output_head(torch.cat(out)))
 
 
 @models

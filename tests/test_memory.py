@@ -48,7 +48,7 @@ with WorkerThreads(2) as workers:
 histories = torch.randint(0, n_items, (256, 5))
 h = model.encode(torch.zeros(256), histories)
 with torch.inference_mode():
-    rank_of(model.output().block_scores(h, 0, n_items), histories[:, 0])
+    rank_of(model.output_layer().block_scores(h, 0, n_items), histories[:, 0])
 status = open("/proc/self/status").read()  # ru_maxrss would count the parent, too
 print(1024 * int(status.split("VmHWM:")[1].split()[0]))
 """

@@ -32,7 +32,7 @@ def model_without(ablation: tuple[str, ...], layers: int = 2, cls: type[BERT4Rec
         max_len=24,
         dropout=0.3,
         initialization="paper",
-        head_gain=1,
+        output_gain=1,
         ablation=ablation,
     )
     return randomize(cls(N_ITEMS, settings), 0.5)
@@ -40,7 +40,7 @@ def model_without(ablation: tuple[str, ...], layers: int = 2, cls: type[BERT4Rec
 
 def scores_of(model: BERT4Rec, *histories: list[int], padding: int = 0) -> Tensor:
     longest = max(map(len, histories)) + padding
-    rows = [history + [model.pad] * (longest - len(history)) for history in histories]
+    rows = [history + [model.pad_token] * (longest - len(history)) for history in histories]
     tokens = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest)
     return score_rows(model, torch.full((len(rows),), -1), tokens)
 
@@ -101,9 +101,9 @@ def test_the_causal_model_hides_later_items_from_earlier_ones() -> None:
 
 def test_the_output_is_tied_to_the_item_embedding() -> None:
     model = model_without(())
-    output = model.output()
+    output = model.output_layer()
     assert isinstance(output, DotProduct)
-    assert output.weight is model.items.weight
+    assert output.weight is model.item_embedding.weight
     assert output.weight.shape == (N_ITEMS + 2, DIM)
     assert output.bias.shape == (N_ITEMS,)
 
@@ -141,7 +141,7 @@ def plain(model: BERT4Rec, tokens: list[int]) -> Tensor:
         both = change if "residual" in without else x + change
         return both if "layer_norm" in without else norm(both, name)
 
-    h = weights["items.weight"][tokens]
+    h = weights["item_embedding.weight"][tokens]
     if "positions" not in without:
         h = h + weights["positions.weight"][: len(tokens)]
     h = norm(h, "norm")
@@ -163,7 +163,7 @@ def plain(model: BERT4Rec, tokens: list[int]) -> Tensor:
             inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))  # GELU
             h = joined(h, dense(inner, f"{name}.feed_forward.output"), f"{name}.norm_2")
     h = norm(gelu(dense(h, "head")), "head_norm")
-    return h @ weights["items.weight"][:N_ITEMS].T + weights["output_bias"]
+    return h @ weights["item_embedding.weight"][:N_ITEMS].T + weights["output_bias"]
 
 
 @pytest.mark.parametrize("cls", [BERT4Rec, CausalBERT4Rec])
@@ -206,7 +206,7 @@ def test_names_of_weights_are_those_of_models_that_were_saved_before() -> None:
         for kind in ("weight", "bias")
     }
     around = {f"{part}.{kind}" for part in ("norm", "head", "head_norm") for kind in ("weight", "bias")}
-    tables = {"items.weight", "positions.weight", "output_bias"}
+    tables = {"item_embedding.weight", "positions.weight", "output_bias"}
     assert set(model_without(()).state()) == blocks | around | tables
 
 

@@ -232,7 +232,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 class Narrow(Fixed):
-    def output(self) -> ScoreRows:
+    def output_layer(self) -> ScoreRows:
         return ScoreRows(3)
 
     def encode(self, users: Tensor, histories: Tensor) -> Tensor:

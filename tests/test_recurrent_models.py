@@ -70,7 +70,7 @@ def scores_by_the_model(model: SequenceModel) -> Tensor:
 @pytest.mark.parametrize("settings", [{}, {"layers": 2}])
 def test_gru4rec_equals_its_equations(settings: dict[str, object]) -> None:
     model = random_model(GRU4Rec, **settings)
-    states = model.items.weight[TOKENS].tolist()
+    states = model.item_embedding.weight[TOKENS].tolist()
     for layer in range(model.gru.num_layers):
         states = gru_states(model.gru, states, layer)
     expected = plus(times(model.output_items.weight, states[-1]), model.output_bias.tolist())
@@ -79,7 +79,7 @@ def test_gru4rec_equals_its_equations(settings: dict[str, object]) -> None:
 
 def test_narm_equals_its_equations() -> None:
     model = random_model(NARM, hidden=3)
-    states = gru_states(model.gru, model.items.weight[TOKENS].tolist())
+    states = gru_states(model.gru, model.item_embedding.weight[TOKENS].tolist())
     last, local = states[-1], [0.0] * 3
     for state in states:
         inner = plus(times(model.query.weight, last), times(model.key.weight, state))
@@ -88,14 +88,14 @@ def test_narm_equals_its_equations() -> None:
     c = [*last, *local]
     expected = [
         sum(e * x for e, x in zip(vector, times(model.decoder.weight, c), strict=True))
-        for vector in model.items.weight[:N_ITEMS].tolist()
+        for vector in model.item_embedding.weight[:N_ITEMS].tolist()
     ]
     torch.testing.assert_close(scores_by_the_model(model), torch.tensor(expected))
 
 
 def test_stamp_equals_its_equations() -> None:
     model = random_model(STAMP)
-    x = model.items.weight[TOKENS].tolist()
+    x = model.item_embedding.weight[TOKENS].tolist()
     last, mean = x[-1], [total / len(x) for total in plus(*x)]
     attended = [0.0] * 4
     for item in x:
@@ -111,7 +111,7 @@ def test_stamp_equals_its_equations() -> None:
     h_t = plus(times(model.last.weight, last), model.last.bias.tolist())
     expected = [
         sum(math.tanh(s) * math.tanh(t) * each for s, t, each in zip(h_s, h_t, vector, strict=True))
-        for vector in model.items.weight[:N_ITEMS].tolist()
+        for vector in model.item_embedding.weight[:N_ITEMS].tolist()
     ]
     torch.testing.assert_close(scores_by_the_model(model), torch.tensor(expected))
 

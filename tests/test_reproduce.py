@@ -395,7 +395,7 @@ def test_without_a_name_all_are_listed() -> None:
 
 
 def paper(max_len: int) -> BERT4RecSettings:
-    return BERT4RecSettings(dim=16, heads=2, layers=2, max_len=max_len, initialization="paper", head_gain=1.0)
+    return BERT4RecSettings(dim=16, heads=2, layers=2, max_len=max_len, initialization="paper", output_gain=1.0)
 
 
 def test_attention_of_random_weights_is_about_uniform() -> None:

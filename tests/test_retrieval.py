@@ -26,7 +26,15 @@ from bert4rec.models.quantized_embedding import int8_embedding
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.index_builder import build_index, encode_sample
 from bert4rec.retrieval.item_index import note_missing_faiss
-from bert4rec.scoring import Request, answer_requests, item_products, log_probabilities, score_blocks, score_rows, top_k
+from bert4rec.scoring import (
+    Request,
+    answer_requests,
+    dot_product_of,
+    log_probabilities,
+    score_blocks,
+    score_rows,
+    top_k,
+)
 from bert4rec.serving.model_registry import load_model
 from bert4rec.training.setup import build_model
 
@@ -57,10 +65,10 @@ def grouped_recommender() -> Recommender:
     model = recommender.model
     assert isinstance(model, torch.nn.Module)
     with torch.no_grad():
-        model.items.weight[:N_ITEMS] = (centres[groups] + noise) * lengths  # type: ignore
+        model.item_embedding.weight[:N_ITEMS] = (centres[groups] + noise) * lengths  # type: ignore
         model.output_bias[:] = 0.5 * torch.randn(N_ITEMS, generator=generator)  # type: ignore
-        model.head_norm.weight.fill_(1)  # type: ignore
-        model.head.weight += torch.eye(DIM)  # type: ignore
+        model.output_norm.weight.fill_(1)  # type: ignore
+        model.output_projection.weight += torch.eye(DIM)  # type: ignore
     return recommender
 
 
@@ -85,7 +93,7 @@ def test_blocks_find_what_whole_rows_find(n_rows: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(scoring, "ITEMS_PER_BEST", 1)
     n_items, k = 64, 5
     model = untrained_recommender(n_items).model
-    output = item_products(model)
+    output = dot_product_of(model)
     assert output is not None
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
@@ -118,7 +126,7 @@ def test_a_search_in_blocks_holds_no_row_of_all_scores() -> None:
 
 
 def test_quantized_embeddings_are_searched_in_blocks_and_by_an_index() -> None:
-    plain = item_products(EXACT.model)
+    plain = dot_product_of(EXACT.model)
     assert isinstance(plain, DotProduct)
     output = QuantizedDotProduct(int8_embedding(plain.weight.detach(), N_ITEMS), plain.bias.detach())
     sample = encode_sample(EXACT.model, histories_of(100))
@@ -135,10 +143,10 @@ def test_quantized_embeddings_are_searched_in_blocks_and_by_an_index() -> None:
 
 def test_a_model_without_products_is_scored_as_a_whole() -> None:
     model = build_model(small_config(recipe="neumf"), 30, n_users=4)
-    assert item_products(model) is None
+    assert dot_product_of(model) is None
     users, histories = torch.tensor([2]), torch.tensor([[1, 2]])
     with torch.inference_mode():
-        [(first, block)] = score_blocks(model.output(), model.encode(users, histories))
+        [(first, block)] = score_blocks(model.output_layer(), model.encode(users, histories))
     assert first == 0
     assert torch.equal(block, score_rows(model, users, histories))
 
@@ -490,7 +498,7 @@ def test_a_next_item_model_and_known_users_are_indexed_too() -> None:
     config = small_config(recipe="sasrec")
     model = build_model(config, N_ITEMS, n_users=0).eval()
     with torch.no_grad():
-        model.items.weight[:N_ITEMS] = EXACT.model.items.weight[:N_ITEMS]  # type: ignore
+        model.item_embedding.weight[:N_ITEMS] = EXACT.model.item_embedding.weight[:N_ITEMS]  # type: ignore
     plain = Recommender(model, EXACT.vocabulary, config, EXACT.about)
     indexed = Recommender(model, EXACT.vocabulary, config, EXACT.about)
     assert indexed.build_index(histories_of(200)) is not None

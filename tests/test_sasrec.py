@@ -100,8 +100,8 @@ def plain_attention(block: CausalBlock, xs: list[Vector], weights: list) -> list
 def plain_vectors(model: SASRec, tokens: list[int], masks: Masks) -> list[Vector]:
     xs = []
     for i, token in enumerate(tokens):
-        scaled = [math.sqrt(DIM) * each for each in model.items.weight[token].tolist()]
-        xs.append(times(plus(scaled, model.positions.weight[i].tolist()), masks.embedding[i]))
+        scaled = [math.sqrt(DIM) * each for each in model.item_embedding.weight[token].tolist()]
+        xs.append(times(plus(scaled, model.position_embedding.weight[i].tolist()), masks.embedding[i]))
     for number, block in enumerate(model.blocks):
         attended = plain_attention(block, xs, masks.attention[number])
         for i, change in enumerate(attended):
@@ -164,7 +164,7 @@ def test_a_query_everywhere_is_every_prefix_scored_and_a_score_is_a_product_with
     h = vectors_at(model, HISTORY, [0, 1, 2, 3, 4])
     for n in range(1, len(HISTORY) + 1):
         scores = score_rows(model, UNKNOWN, torch.tensor([HISTORY[:n]]))[0]
-        expected = [dot(h[n - 1].tolist(), model.items.weight[item].tolist()) for item in range(N_ITEMS)]
+        expected = [dot(h[n - 1].tolist(), model.item_embedding.weight[item].tolist()) for item in range(N_ITEMS)]
         assert scores.tolist() == pytest.approx(expected, abs=1e-4)
 
 
@@ -182,12 +182,12 @@ def test_the_loss_of_the_recipe_is_the_papers_with_one_drawn_negative() -> None:
     loss = make_loss(settings, np.arange(1, N_ITEMS + 1))
     assert isinstance(loss, Sampled)
     model = random_model()
-    rows = model.items.weight.tolist()
+    rows = model.item_embedding.weight.tolist()
     with torch.no_grad():
         tokens = torch.tensor([HISTORY] * 8)
         h = model.encode_queries(tokens, torch.arange(tokens.numel()), UNKNOWN.expand(8))
     targets = torch.arange(len(h)) % N_ITEMS
-    value, gradient = loss(h, model.output(), targets, scale=0.5, generator=torch.Generator().manual_seed(4))
+    value, gradient = loss(h, model.output_layer(), targets, scale=0.5, generator=torch.Generator().manual_seed(4))
     drawn = loss.negatives.draw((len(h), 1), torch.Generator().manual_seed(4))[:, 0].tolist()
     assert set(drawn) == set(range(N_ITEMS))
     expected, expected_gradient, n_same = 0.0, [], 0

@@ -23,7 +23,7 @@ from bert4rec.models.popularity import Popularity
 from bert4rec.recommender import Recommendations, Recommender
 from bert4rec.retrieval import item_index
 from bert4rec.retrieval.item_index import IndexQuality, ItemIndex
-from bert4rec.scoring import UNREACHABLE, Ranking, item_products, rank_held_out, rank_of, score_rows
+from bert4rec.scoring import UNREACHABLE, Ranking, dot_product_of, rank_held_out, rank_of, score_rows
 from bert4rec.training.setup import build_model
 
 N_ITEMS, N_USERS, MAX_LEN = 30, 12, 12
@@ -53,14 +53,14 @@ def recommender(name: str) -> Recommender:
 
 
 READS_HISTORIES = [name for name in MODELS if not MODELS[name].needs_known_user]
-HAS_PRODUCTS = [name for name in READS_HISTORIES if item_products(recommender(name).model) is not None]
+HAS_PRODUCTS = [name for name in READS_HISTORIES if dot_product_of(recommender(name).model) is not None]
 
 
 @cache
 def indexed(name: str) -> Recommender:
     """By an index of five lists, all of which are searched."""
     exact = recommender(name)
-    output = item_products(exact.model)
+    output = dot_product_of(exact.model)
     assert output is not None
     width = output.block(0, 1)[0].shape[1] + 1
     centroids = torch.randn(5, width, generator=torch.Generator().manual_seed(0))

@@ -141,7 +141,7 @@ def test_the_special_tokens_start_as_in_a_whole_model() -> None:
             group = ProcessGroup(2, rank)
             bias = torch.zeros(N_ITEMS)
             replicas.append(ShardedItems(small, bias, loss, config, workers, CPU, group))
-    whole = build_model(config, 8, 0).get_parameter("items.weight")
+    whole = build_model(config, 8, 0).get_parameter("item_embedding.weight")
     pad, mask = (replicas[row % 2].own.items.weight[row // 2] for row in (N_ITEMS, N_ITEMS + 1))
     assert torch.equal(pad, whole[8])
     assert torch.equal(mask, whole[9])

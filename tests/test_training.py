@@ -257,7 +257,7 @@ def test_auto_is_resolved_by_the_number_of_items(
     """The model keeps what it was trained with, so that a resume and a reader see the same."""
     monkeypatch.setattr(config_module, "SHARP_FROM", many)
     monkeypatch.setattr(config_module, "SAMPLED_FROM", large)
-    overrides = ["loss.name=auto", "model.head_gain=auto", "stages.0.epochs=1", ONE_STAGE]
+    overrides = ["loss.name=auto", "model.output_gain=auto", "stages.0.epochs=1", ONE_STAGE]
     overrides += ["model.dim=16", "model.max_len=12"]
     config = load_config("bert4rec-2-stage", None, overrides)
     outcome = train_recommender(cycle(n_items=8), config, tmp_path, ALONE, console=quiet())
@@ -266,4 +266,4 @@ def test_auto_is_resolved_by_the_number_of_items(
     assert saved.loss.name == loss
     negatives = "popularity" if loss == "sampled-softmax" else None
     assert getattr(saved.loss, "negatives", None) == negatives
-    assert getattr(saved.model, "head_gain", None) == gain
+    assert getattr(saved.model, "output_gain", None) == gain

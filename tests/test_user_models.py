@@ -81,7 +81,7 @@ def test_neumf_is_a_product_and_a_tower() -> None:
     final, c = model.final.weight[0].tolist(), model.final.bias.item()
     expected = []
     for i in range(N_ITEMS):
-        p, q = model.users.weight[2].tolist(), model.items.weight[i].tolist()
+        p, q = model.users.weight[2].tolist(), model.item_embedding.weight[i].tolist()
         gmf = [p[k] * q[k] for k in range(DIM)]
         x = p[DIM:] + q[DIM:]  # [p' ; q'], 4 D wide
         assert len(x) == 4 * DIM
@@ -99,7 +99,7 @@ def test_caser_is_convolutions_over_the_last_items(user: int, history: list[int]
     model = random_model(Caser, window=4, horizontal_filters=3, vertical_filters=2)
     assert isinstance(model, Caser)
     recent = history[-4:]
-    E = [[0.0] * DIM] * (4 - len(recent)) + [model.items.weight[i].tolist() for i in recent]
+    E = [[0.0] * DIM] * (4 - len(recent)) + [model.item_embedding.weight[i].tolist() for i in recent]
     o = []
     for height, layer in enumerate(model.horizontal, 1):
         for F, b in zip(layer.weight.tolist(), layer.bias.tolist(), strict=True):
@@ -131,7 +131,7 @@ def test_cdae_is_an_autoencoder_of_the_set_of_items(user: int, history: list[int
     for k in range(DIM):
         total = v[k] + model.bias[k].item()
         for j in set(history):
-            total += model.items.weight[j, k].item() / math.sqrt(len(set(history)))
+            total += model.item_embedding.weight[j, k].item() / math.sqrt(len(set(history)))
         hidden.append(sigmoid(total))
     expected = [
         dot(model.output_items.weight[i].tolist(), hidden) + model.output_bias[i].item() for i in range(N_ITEMS)
@@ -149,7 +149,7 @@ def test_cdae_scales_up_what_the_noise_has_left() -> None:
     tokens = torch.tensor([[MASK, 3, MASK, 1, MASK], [0, MASK, 2, PAD, PAD]])
     at = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7])  # the second row holds three items
     h = model.encode_queries(tokens, at, torch.tensor([0, 2]))
-    W, V = model.items.weight, model.users.weight
+    W, V = model.item_embedding.weight, model.users.weight
     first = torch.sigmoid(2.5 * (W[3] + W[1]) / math.sqrt(5) + V[0] + model.bias)
     second = torch.sigmoid(1.5 * (W[0] + W[2]) / math.sqrt(3) + V[2] + model.bias)
     torch.testing.assert_close(h, torch.stack([first] * 5 + [second] * 3))
@@ -199,7 +199,7 @@ def test_a_query_position_is_scored_as_the_end_of_a_history(cls: type[SequenceMo
     histories = [[1, 4, 2, 0, 3, 5], [5, 5, 0, 1, PAD, PAD]]
     at = torch.tensor([0, 2, 2, 2, 5, 6, 6, 9])
     h = model.encode_queries(torch.tensor(histories), at, users)
-    scores = model.output().block_scores(h, 0, N_ITEMS)
+    scores = model.output_layer().block_scores(h, 0, N_ITEMS)
     for row, place in enumerate(at.tolist()):
         user, column = divmod(place, 6)
         alone = scored(model, int(users[user]), histories[user][: column + 1])
@@ -249,7 +249,7 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("in_blocks")
 def test_neumfs_scores_of_all_items_are_those_of_each() -> None:
-    output, h = random_model(NeuMF).output(), torch.randn(7, 3 * DIM)
+    output, h = random_model(NeuMF).output_layer(), torch.randn(7, 3 * DIM)
     everything = output.block_scores(h, 0, N_ITEMS)
     one_by_one = [output.scores(h, torch.full((7, 1), i)) for i in range(N_ITEMS)]
     torch.testing.assert_close(torch.cat(one_by_one, 1), everything)
@@ -263,17 +263,17 @@ def test_neumfs_scores_of_all_items_are_those_of_each() -> None:
 def test_neumfs_cross_entropy_has_the_same_gradients_in_blocks() -> None:
     model = random_model(NeuMF)
     h, targets = torch.randn(7, 3 * DIM), torch.tensor([0, 5, 1, 1, 2, 4, 3])
-    loss, grad_h = CrossEntropy()(h, model.output(), targets, scale=1.0, generator=torch.Generator())
+    loss, grad_h = CrossEntropy()(h, model.output_layer(), targets, scale=1.0, generator=torch.Generator())
     got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    leaf, output = h.clone().requires_grad_(), model.output()
+    leaf, output = h.clone().requires_grad_(), model.output_layer()
     assert isinstance(output, neumf.TwoPaths)
     q, q_tower = output.items[None, :, :DIM], output.item_layer(output.items[None, :, DIM:])
     expected = -output._block(leaf, q, q_tower).log_softmax(1)[range(7), targets].sum()
     expected.backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(grad_h, leaf.grad)
-    assert {"items.weight", "item_layer.weight", "tower.weight", "final.weight"} <= got.keys()
+    assert {"item_embedding.weight", "item_layer.weight", "tower.weight", "final.weight"} <= got.keys()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(got[name], parameter.grad)

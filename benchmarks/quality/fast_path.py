@@ -55,7 +55,7 @@ class FastPath:
     """The parts that the training loop is made of."""
 
     def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
-        self.pad, self.sizes = model.pad, Sizes(n_workers=workers.n)
+        self.pad, self.sizes = model.pad_token, Sizes(n_workers=workers.n)
         loss = make_loss(config.loss, split.train_counts)
         self.gradients = Gradients(model, loss, workers)
         decay = config.training.weight_decay
@@ -72,7 +72,7 @@ class FastPath:
 class PlainPath:
     def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
         self.model = model
-        model.items.__class__ = nn.Embedding  # type: ignore[assignment]
+        model.item_embedding.__class__ = nn.Embedding  # type: ignore[assignment]
         for module in model.modules():
             if isinstance(module, ByteDropout):
                 module.__class__ = TorchDropout
@@ -82,7 +82,7 @@ class PlainPath:
         self.optimizer = torch.optim.AdamW([matrices, vectors], weight_decay=decay)
 
     def batch(self, objective: Objective, sequences: Spans, masks: torch.Generator) -> Examples:
-        padded = sequences.padded(np.arange(len(sequences)), self.model.pad)
+        padded = sequences.padded(np.arange(len(sequences)), self.model.pad_token)
         return objective.make_examples(torch.from_numpy(padded), masks)
 
     def step(self, batch: Examples, learning_rate: float, seed: int) -> None:

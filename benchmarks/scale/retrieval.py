@@ -25,12 +25,12 @@ import torch
 
 from bert4rec.data.sources import open_data
 from bert4rec.item_mask import ItemMask
-from bert4rec.models.output import DotProduct, ItemProducts
+from bert4rec.models.output import DotProduct, DotProductOutput
 from bert4rec.pipeline import split_of
 from bert4rec.recommender import Recommender
 from bert4rec.retrieval.index_builder import MOST_QUERIES, RECALL, SearchSample, build_index, encode_sample
 from bert4rec.retrieval.item_index import ItemIndex
-from bert4rec.scoring import item_products, score_blocks, top_k
+from bert4rec.scoring import dot_product_of, score_blocks, top_k
 
 K, BATCH, REPEATS = 10, 64, 3
 SPREAD, LENGTHS, BIAS = 0.7, 0.25, 0.5  # of the mixture
@@ -101,7 +101,7 @@ def main() -> None:
         options.out.write_text(text + "\n")
 
 
-def mixture(n_items: int, dim: int, n_groups: int) -> tuple[ItemProducts, SearchSample]:
+def mixture(n_items: int, dim: int, n_groups: int) -> tuple[DotProductOutput, SearchSample]:
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((n_groups, dim), dtype=np.float32)
 
@@ -117,16 +117,16 @@ def mixture(n_items: int, dim: int, n_groups: int) -> tuple[ItemProducts, Search
     return DotProduct(torch.from_numpy(weight), torch.from_numpy(bias)), queries
 
 
-def of_model(directory: Path, data: str | None) -> tuple[ItemProducts, SearchSample]:
+def of_model(directory: Path, data: str | None) -> tuple[DotProductOutput, SearchSample]:
     recommender = Recommender.load(directory, retrieval="exact")
-    output = item_products(recommender.model)
+    output = dot_product_of(recommender.model)
     if output is None:
         raise SystemExit(f"{recommender.config.model.name} has no item embeddings to search in")
     split = split_of(recommender, open_data(data or recommender.about["data"]["directory"]))
     return output, encode_sample(recommender.model, split.validation.histories)
 
 
-def whole_rows(output: ItemProducts) -> Callable[[SearchSample], object]:
+def whole_rows(output: DotProductOutput) -> Callable[[SearchSample], object]:
     def search(queries: SearchSample) -> object:
         with torch.inference_mode():
             scores = output.block_scores(queries.h, 0, output.n_items)

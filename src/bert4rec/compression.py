@@ -91,7 +91,7 @@ def quantize(recommender: Recommender, code: Code = "int8", numbers_per_byte: in
     if code not in get_args(Code):
         raise ValueError(f"item vectors as {code!r}: choose one of {', '.join(get_args(Code))}")
     model, config = recommender.model, recommender.config
-    output = model.output()
+    output = model.output_layer()
     if isinstance(output, QuantizedDotProduct):
         raise ValueError("this model is compressed already: compress the one that it was made of")
     if not isinstance(model, SequenceModel) or not isinstance(output, DotProduct):

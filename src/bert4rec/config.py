@@ -164,7 +164,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _is_resolved(self) -> Self:
-        if self.loss.name == "auto" or getattr(self.model, "head_gain", None) == "auto":
+        if self.loss.name == "auto" or getattr(self.model, "output_gain", None) == "auto":
             raise ValueError("a value is `auto`: resolve(config, n_items) replaces it")
         return self
 
@@ -179,8 +179,8 @@ def resolve(config: Config, n_items: int) -> RunConfig:
         sampled = {"name": "sampled-softmax", "negatives": "popularity", "n_negatives": 2048}
         is_large = n_items >= SAMPLED_FROM
         values["loss"] = sampled if is_large else {"name": "cross-entropy"}
-    if values["model"].get("head_gain") == "auto":
-        values["model"]["head_gain"] = 4.0 if n_items >= SHARP_FROM else 1.0
+    if values["model"].get("output_gain") == "auto":
+        values["model"]["output_gain"] = 4.0 if n_items >= SHARP_FROM else 1.0
     return RunConfig.model_validate(values)
 
 

@@ -66,7 +66,7 @@ def explain_items(
 def attention_weights(model: BERT4Rec, histories: Tensor) -> Tensor:
     """(B, L) histories without padding → (layers, B, heads, L + 1, L + 1), `[MASK]` last."""
     model.end_training()
-    tokens, _ = model.with_query(histories)
+    tokens, _ = model.next_item_query(histories)
     visible = causal_mask(tokens) if model.is_causal else None
     x, weights = model.embed(tokens), []
     for block in model.blocks:

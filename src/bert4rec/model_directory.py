@@ -28,9 +28,9 @@ from bert4rec.retrieval.item_index import (
     read_index,
     write_index,
 )
-from bert4rec.scoring import item_products
+from bert4rec.scoring import dot_product_of
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FILES = ("about.json", "config.json", "model.safetensors", "items.parquet")  # a whole model
 FINITE_AT_ONCE = 2**24  # numbers that are looked at together, so that checking takes no memory
 
@@ -105,7 +105,7 @@ def _load_index(directory: Path, model: Model) -> ItemIndex | None:
     name = index_name(directory)
     if name is None:
         return None
-    output = item_products(model)
+    output = dot_product_of(model)
     if output is None:
         raise ValueError(f"{directory / name} is the index of another model: save it again")
     if has_faiss():

@@ -52,11 +52,11 @@ class ModelSpec(NamedTuple):
     n_targets: int = 1  # how many of the following items a query predicts (Caser: three)
 
     @property
-    def pad(self) -> int:
+    def pad_token(self) -> int:
         return self.n_items
 
     @property
-    def mask(self) -> int:
+    def mask_token(self) -> int:
         return self.n_items + 1
 
 
@@ -110,8 +110,8 @@ class ClozeStage(StageSettings):
         windows = sliding_windows(train, spec.max_len, self.window_stride)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
-            is_masked = self._mask(sequences, spec.pad, generator)
-            inputs = sequences.masked_fill(is_masked, spec.mask)
+            is_masked = self._mask(sequences, spec.pad_token, generator)
+            inputs = sequences.masked_fill(is_masked, spec.mask_token)
             return Examples(inputs, sequences[..., None], is_masked[..., None])
 
         return Objective(lambda _: windows, examples)
@@ -150,8 +150,8 @@ class LastItemStage(StageSettings):
         train = with_two_or_more_items(train)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
-            is_masked = is_last_item(sequences, spec.pad)
-            inputs = sequences.masked_fill(is_masked, spec.mask)
+            is_masked = is_last_item(sequences, spec.pad_token)
+            inputs = sequences.masked_fill(is_masked, spec.mask_token)
             return Examples(inputs, sequences[..., None], is_masked[..., None])
 
         return Objective(lambda generator: random_prefixes(train, spec.max_len, generator), examples)
@@ -176,9 +176,9 @@ class NextItemStage(StageSettings):
         windows = sliding_windows(with_two_or_more_items(train), window_length, self.window_stride)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
-            targets = F.pad(sequences[:, 1:], (0, spec.n_targets - 1), value=spec.pad)
+            targets = F.pad(sequences[:, 1:], (0, spec.n_targets - 1), value=spec.pad_token)
             targets = targets.unfold(1, spec.n_targets, 1)  # (B, L, T)
-            is_query = targets != spec.pad
+            is_query = targets != spec.pad_token
             is_query_position = is_query[:, :, 0]  # (B, L)
             if self.bidirectional_prefix:
                 torch.rand(len(sequences), generator=generator)  # without this draw all published figures change
@@ -203,11 +203,11 @@ class DenoisingStage(StageSettings):
         windows = sliding_windows(train, spec.max_len, self.window_stride)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
-            is_query = is_real = sequences != spec.pad
+            is_query = is_real = sequences != spec.pad_token
             is_masked = torch.rand(sequences.shape, generator=generator) < self.mask_ratio
             if self.max_queries is not None:
                 is_query = random_subset(is_real, self.max_queries, generator)
-            inputs = sequences.masked_fill(is_masked & is_real, spec.mask)
+            inputs = sequences.masked_fill(is_masked & is_real, spec.mask_token)
             return Examples(inputs, sequences[..., None], is_query[..., None])
 
         return Objective(lambda _: windows, examples)

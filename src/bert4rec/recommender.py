@@ -29,7 +29,7 @@ from bert4rec.scoring import (
     Ranking,
     Request,
     answer_requests,
-    item_products,
+    dot_product_of,
     part_read,
     rank_histories,
 )
@@ -220,7 +220,7 @@ class Recommender:
 
     def _vectors(self, first: int, last: int) -> Tensor:
         """(n, D) of successive items; quantized ones are decoded: a block at a time."""
-        output = item_products(self.model)
+        output = dot_product_of(self.model)
         if output is not None:
             return output.block(first, last)[0].detach()
         vectors = self.model.item_vectors() if isinstance(self.model, SequenceModel) else None
@@ -264,7 +264,7 @@ class Recommender:
         searched for exactly.
         """
         self.index = None
-        output = item_products(self.model)
+        output = dot_product_of(self.model)
         if output is None:
             raise ValueError(
                 f"{self.config.model.name} cannot have an index: its scores are no products of "
@@ -275,7 +275,7 @@ class Recommender:
 
     def index_if_large(self, queries: Spans, *, at_least: int = LARGE) -> str | None:
         """After a training: an index where one pays; a sentence about it, if there is any."""
-        if len(self.vocabulary) < at_least or item_products(self.model) is None:
+        if len(self.vocabulary) < at_least or dot_product_of(self.model) is None:
             return None
         try:
             return described(self.build_index(queries))

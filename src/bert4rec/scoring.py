@@ -25,7 +25,7 @@ from bert4rec.cpu_tuning import without_onednn
 from bert4rec.data.splits import FOR_SCORING, HeldOut, Spans, group_by_length
 from bert4rec.item_mask import ExcludedItems, ItemMask
 from bert4rec.models import Model
-from bert4rec.models.output import ItemProducts, Output
+from bert4rec.models.output import DotProductOutput, Output
 from bert4rec.threads import WorkerThreads
 
 UNREACHABLE = 0  # the rank of a target that is masked: it can never be recommended
@@ -77,7 +77,7 @@ class Request(NamedTuple):
 class CandidateIndex(Protocol):
     """What finds the best items without scoring all of them, such as retrieval.ItemIndex."""
 
-    def top_k(self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int) -> TopK: ...
+    def top_k(self, h: Tensor, output: DotProductOutput, mask: ItemMask, k: int) -> TopK: ...
 
 
 def items_per_block(n_histories: int, k: int) -> int:
@@ -97,7 +97,7 @@ def score_blocks(output: Output, h: Tensor, k: int = 1) -> Iterator[Block]:
 @torch.inference_mode()
 def score_rows(model: Model, users: Tensor, histories: Tensor) -> Tensor:
     """(B,), (B, L) histories that are cut already → (B, V) scores of all items."""
-    return model.output().block_scores(model.encode(users, histories), 0, model.n_items)
+    return model.output_layer().block_scores(model.encode(users, histories), 0, model.n_items)
 
 
 def rank_of(scores: Tensor, targets: Tensor) -> Tensor:
@@ -298,20 +298,20 @@ def log_probabilities_of(model: Model, fallback: Model, histories: Sequence[list
     for rows in _request_groups(requests, spans, model, fallback, None):
         answering = model if spans.lengths[rows[0]] else fallback
         h = _encode(answering, spans.take(rows))
-        found[torch.from_numpy(rows)] = log_probabilities(score_blocks(answering.output(), h), chosen)
+        found[torch.from_numpy(rows)] = log_probabilities(score_blocks(answering.output_layer(), h), chosen)
     return found
 
 
-def item_products(model: Model) -> ItemProducts | None:
+def dot_product_of(model: Model) -> DotProductOutput | None:
     """The output layer of models whose scores are products; others score all items at once."""
-    output = model.output()
-    return output if isinstance(output, ItemProducts) else None
+    output = model.output_layer()
+    return output if isinstance(output, DotProductOutput) else None
 
 
 def most_rows(model: Model) -> int:
     """Histories that are scored together: as many as bounded memory holds the scores of."""
     n = max(1, SCORES_BYTES // (4 * model.n_items))
-    return n if item_products(model) is None else max(n, ROWS_OF_BLOCKS)
+    return n if dot_product_of(model) is None else max(n, ROWS_OF_BLOCKS)
 
 
 def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
@@ -323,8 +323,8 @@ def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.in
 def _rank(model: Model, histories: Spans, mask: ItemMask, k: int, index: CandidateIndex | None) -> Ranking:
     """By the index if there is one for this model."""
     k = min(k, model.n_items)
-    h, output = _encode(model, histories), model.output()
-    if index is not None and isinstance(output, ItemProducts):
+    h, output = _encode(model, histories), model.output_layer()
+    if index is not None and isinstance(output, DotProductOutput):
         best = index.top_k(h, output, mask, k)
     else:
         best = top_k(score_blocks(output, h, k), mask, k)

@@ -20,7 +20,7 @@ from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.training.process_group import ProcessGroup
 from bert4rec.training.replica import share_of
 
-SHARDED = ("items.weight", "output_bias")  # all models have the first
+SHARDED = ("item_embedding.weight", "output_bias")  # all models have the first
 BLOCK = 1 << 16  # rows that travel at a time
 
 
@@ -63,16 +63,16 @@ class ShardParameters(nn.Module):
     def __init__(self, small: SequenceModel, group: ProcessGroup, bias: Tensor, seed: int) -> None:
         super().__init__()
         self.group = group
-        special = small.get_parameter("items.weight")[small.n_items :]  # PAD and, of some, MASK
-        self.n_all = {"items.weight": len(bias) + len(special), "output_bias": len(bias)}
-        rows = torch.arange(group.rank, self.n_all["items.weight"], group.n)
-        self.items = RowEmbedding(len(rows), small.settings.dim, sparse=True)
+        special = small.get_parameter("item_embedding.weight")[small.n_items :]  # PAD and, of some, MASK
+        self.n_all = {"item_embedding.weight": len(bias) + len(special), "output_bias": len(bias)}
+        rows = torch.arange(group.rank, self.n_all["item_embedding.weight"], group.n)
+        self.item_embedding = RowEmbedding(len(rows), small.settings.dim, sparse=True)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + group.rank)
-        nn.init.trunc_normal_(self.items.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+        nn.init.trunc_normal_(self.item_embedding.weight, std=0.02, a=-0.04, b=0.04, generator=generator)
         if getattr(small.settings, "initialization", None) == "local":
-            clear_reserved(self.items.weight, small.settings.heads)
+            clear_reserved(self.item_embedding.weight, small.settings.heads)
         is_special = rows >= len(bias)
-        self.items.weight[is_special] = special[rows[is_special] - len(bias)]
+        self.item_embedding.weight[is_special] = special[rows[is_special] - len(bias)]
         self.n_items = int((~is_special).sum())
         has_bias = hasattr(small, "output_bias")
         self.output_bias = nn.Parameter(bias[group.rank :: group.n].clone()) if has_bias else None
@@ -89,9 +89,9 @@ class ShardParameters(nn.Module):
                 rest.add_module(name, child)
         return rest
 
-    def output(self) -> tuple[Tensor, Tensor]:
+    def output_layer(self) -> tuple[Tensor, Tensor]:
         """Embeddings and biases of own items, without PAD and MASK, which come last."""
-        weight = self.items.weight[: self.n_items]
+        weight = self.item_embedding.weight[: self.n_items]
         bias = self.output_bias
         return weight, weight.new_zeros(self.n_items) if bias is None else bias
 

@@ -114,7 +114,7 @@ class ShardedItems(Replica):
         items = unique[unique < self.n_items]
         assert len(items) <= self.capacity
         self.request = RowRequest(torch.cat([items, self.special]), self.group)
-        vectors = self.request.fetch(self.own.items.weight)
+        vectors = self.request.fetch(self.own.item_embedding.weight)
         with torch.no_grad():
             self.table.weight[: len(items)] = vectors[: len(items)]
             self.table.weight[self.capacity :] = vectors[len(items) :]
@@ -135,8 +135,8 @@ class ShardedItems(Replica):
         table, own = self.table.weight, self.own
         grad = torch.zeros_like(table) if table.grad is None else table.grad.to_dense()
         received = self.request.send_back(torch.cat([grad[:n], grad[self.capacity :]]))
-        place, shape = self.request.theirs[None], tuple(own.items.weight.shape)
-        own.items.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
+        place, shape = self.request.theirs[None], tuple(own.item_embedding.weight.shape)
+        own.item_embedding.weight.grad = torch.sparse_coo_tensor(place, received, shape, check_invariants=False)
         if table.grad is not None and not table.grad.is_sparse:
             table.grad.zero_()
         else:
@@ -150,9 +150,9 @@ class ShardedItems(Replica):
 
     def _gradient_norm(self) -> float:
         """The same number in every process: the rows of all, and the rest of one."""
-        rows = self.own.items.weight.grad
+        rows = self.own.item_embedding.weight.grad
         assert rows is not None
-        self.own.items.weight.grad = rows = rows.coalesce()
+        self.own.item_embedding.weight.grad = rows = rows.coalesce()
         square = float(rows.values().double().square().sum())
         if self.own.output_bias is not None and self.own.output_bias.grad is not None:
             square += float(self.own.output_bias.grad.double().square().sum())
@@ -193,7 +193,7 @@ class ShardedItems(Replica):
             return self.table.weight.new_zeros(0, self.table.embedding_dim), targets.float()
         h = self.model.encode(torch.from_numpy(read.users), self._local(items, padded))
         local = self._local(items, targets)[:, None]
-        return h, self.model.output().scores(h, local)[:, 0]
+        return h, self.model.output_layer().scores(h, local)[:, 0]
 
     def _count_before(self, h: Tensor, wanted: Tensor, targets: Tensor, hidden: Tensor) -> Tensor:
         """How many items rank before each target: (B, D), (B,) scores, (B,), (B, L) hidden → (B,).
@@ -202,7 +202,7 @@ class ShardedItems(Replica):
         itself and hidden items do not count.
         """
         n, rank = self.group.n, self.group.rank
-        weight, bias = self.own.output()
+        weight, bias = self.own.output_layer()
         left_out = torch.cat([hidden, targets[:, None]], 1)
         users, places = ((left_out < self.n_items) & (left_out % n == rank)).nonzero(as_tuple=True)
         mask = ItemMask(len(weight), users * len(weight) + left_out[users, places] // n)

@@ -29,7 +29,7 @@ class Model(Protocol):
         """(B,) user rows, (B, L) tokens padded with `n_items` at the end → (B, D) vectors."""
         ...
 
-    def output(self) -> Output:
+    def output_layer(self) -> Output:
         """How such a vector becomes scores."""
         ...
 
@@ -62,7 +62,7 @@ class FittedModel:
         """(B,), (B, L) → (B, V) scores"""
         raise NotImplementedError
 
-    def output(self) -> ScoreRows:
+    def output_layer(self) -> ScoreRows:
         return ScoreRows(self.n_items)
 
     def state(self) -> dict[str, Tensor]:

@@ -26,10 +26,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bert4rec.models import initialization
-from bert4rec.models.kernels import masked_positions
+from bert4rec.models.kernels import query_positions
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.models.transformer import Block, causal_mask
 from bert4rec.settings import Dropout, Positive
@@ -52,7 +52,7 @@ class BERT4RecSettings(SequenceModelSettings):
     output_bias: Literal["popularity", "zero"] = Field(
         "popularity", description="initial output bias: the items' log popularity, or zero"
     )
-    head_gain: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+    output_gain: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="initial gain of the output head's LayerNorm; a larger one makes the initial softmax sharper. "
         "auto is 4 from 10,000 items on, else 1",
@@ -86,72 +86,72 @@ class BERT4Rec(SequenceModel):
     def __init__(self, n_items: int, settings: BERT4RecSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
         self.max_history = settings.max_len - 1  # the [MASK] takes one position
-        self.mask = n_items + 1  # the token [MASK]; `pad` is n_items
+        self.mask_token = n_items + 1  # the token after `pad_token`
         dim, without = settings.dim, settings.ablation
-        self.items = RowEmbedding(n_items + 2, dim)  # E, then a row each for PAD and MASK
+        self.item_embedding = RowEmbedding(n_items + 2, dim)  # E, then a row each for PAD and MASK
         has_positions = "positions" not in without
-        self.positions = nn.Embedding(settings.max_len, dim) if has_positions else None
+        self.position_embedding = nn.Embedding(settings.max_len, dim) if has_positions else None
         self.norm = nn.LayerNorm(dim)
         self.dropout = ByteDropout(settings.dropout)
         self.blocks = nn.ModuleList(
             Block(dim, settings.heads, settings.dropout, settings.attention_dropout, without)
             for _ in range(settings.layers)
         )
-        self.head = nn.Linear(dim, dim)
-        self.head_norm = nn.LayerNorm(dim)
+        self.output_projection = nn.Linear(dim, dim)
+        self.output_norm = nn.LayerNorm(dim)
         self.output_bias = nn.Parameter(torch.zeros(n_items))
-        self.apply(initialization.truncated_normal)
-        nn.init.constant_(self.head_norm.weight, float(settings.head_gain))
+        self.apply(initialization.init_truncated_normal)
+        nn.init.constant_(self.output_norm.weight, float(settings.output_gain))
         if settings.initialization == "local":
-            initialization.local(self)
+            initialization.init_local(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L) tokens padded at the end → (B, L, V) logits of every item at every position."""
         x = self.embed(tokens)
-        visible = (tokens != self.pad)[:, None, None, :]
+        visible = (tokens != self.pad_token)[:, None, None, :]
         if self.is_causal:
             visible = visible & causal_mask(tokens)
         for block in self.blocks:
             x = block(x, visible)
-        return F.linear(self.project(x), self.items.weight[: self.n_items], self.output_bias)  # Eq. 7
+        return F.linear(self.output_head(x), self.item_embedding.weight[: self.n_items], self.output_bias)  # Eq. 7
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, L) → (B, L, D): item + position embedding (Section 3.4)."""
-        x = self.items(tokens)
-        if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[1]]
+        x = self.item_embedding(tokens)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[: tokens.shape[1]]
         out: Tensor = self.dropout(self.norm(x))
         return out
 
-    def project(self, h: Tensor) -> Tensor:
+    def output_head(self, h: Tensor) -> Tensor:
         """LN(GELU(h W + b)): Eq. 7 up to the product with Eᵀ; the LayerNorm is of the authors' code."""
-        out: Tensor = self.head_norm(F.gelu(self.head(h)))
+        out: Tensor = self.output_norm(F.gelu(self.output_projection(h)))
         return out
 
-    def output(self) -> ItemProducts:
+    def output_layer(self) -> DotProductOutput:
         """Eᵀ and b_o of Eq. 7: the item embeddings, which are tied to the input's, and the bias."""
-        return dot_product(self.items, self.output_bias)
+        return dot_product_output(self.item_embedding, self.output_bias)
 
-    def with_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
+    def next_item_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
         """(B, L) histories → (B, L + 1) tokens with a `[MASK]` after the last item of each row.
 
         And (B,) the places of the `[MASK]`s in the flattened tokens.
         """
         n_rows, length = histories.shape
-        mask = histories.new_full((n_rows, 1), self.mask)
+        mask = histories.new_full((n_rows, 1), self.mask_token)
         if n_rows == 1:  # one history has no padding: a fast path for single requests
             return torch.cat([histories, mask], 1), torch.tensor([length], device=mask.device)
-        lengths = (histories != self.pad).sum(1, keepdim=True)
-        tokens = F.pad(histories, (0, 1), value=self.pad).scatter_(1, lengths, mask)
+        lengths = (histories != self.pad_token).sum(1, keepdim=True)
+        tokens = F.pad(histories, (0, 1), value=self.pad_token).scatter_(1, lengths, mask)
         rows = torch.arange(n_rows, device=mask.device) * (length + 1)
         return tokens, rows + lengths[:, 0]
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         """As of `SequenceModel`; `users` are not used, since the model has no user embeddings."""
-        return masked_positions.encode_queries(self, tokens, positions)
+        return query_positions.encode_queries(self, tokens, positions)
 
     def encode_prefixes(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
-        return masked_positions.encode_prefixes(self, tokens, positions)
+        return query_positions.encode_prefixes(self, tokens, positions)
 
 
 class CausalBERT4RecSettings(BERT4RecSettings):

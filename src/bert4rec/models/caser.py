@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings, embed_users
 from bert4rec.settings import Positive
 
@@ -53,7 +53,7 @@ class Caser(SequenceModel):
         dim, self.window = settings.dim, settings.window
         n_horizontal, n_vertical = settings.horizontal_filters, settings.vertical_filters
         self.users = RowEmbedding(n_users, dim)  # P
-        self.items = RowEmbedding(n_items + 1, dim)  # Q, and a row for PAD, never read
+        self.item_embedding = RowEmbedding(n_items + 1, dim)  # Q, and a row for PAD, never read
         self.horizontal = nn.ModuleList(  # a filter of height h sees h vectors as one long one
             nn.Linear(height * dim, n_horizontal) for height in range(1, self.window + 1)
         )
@@ -63,7 +63,7 @@ class Caser(SequenceModel):
         self.output_items = RowEmbedding(n_items, 2 * dim)  # W'
         self.output_bias = nn.Parameter(torch.zeros(n_items))  # b'
         nn.init.zeros_(self.users.weight)  # a user who never trains is an unknown user
-        for embedding in (self.items, self.output_items):
+        for embedding in (self.item_embedding, self.output_items):
             nn.init.normal_(embedding.weight, std=1 / embedding.embedding_dim)  # as in the authors' code
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class Caser(SequenceModel):
     def _windows(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """(B, L), (N,) → (N, W, D): the embeddings up to each query position, zeros before them."""
         before = self.window - 1
-        padded = F.pad(tokens, (before, 0), value=self.pad).flatten()
+        padded = F.pad(tokens, (before, 0), value=self.pad_token).flatten()
         first = positions + positions // tokens.shape[1] * before  # each row is so much longer now
         places = first[:, None] + torch.arange(self.window, device=positions.device)
         read = padded[places]
-        windows: Tensor = self.items(read) * (read != self.pad)[:, :, None]
+        windows: Tensor = self.item_embedding(read) * (read != self.pad_token)[:, :, None]
         return windows
 
     def _convolved(self, windows: Tensor) -> Tensor:  # (N, W, D) → (N, D)
@@ -93,5 +93,5 @@ class Caser(SequenceModel):
         out: Tensor = F.relu(self.mixed(self.dropout(torch.cat([*pooled, sums], dim=1))))
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.output_items, self.output_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.output_items, self.output_bias)

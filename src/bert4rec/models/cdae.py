@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings, embed_users
 
 
@@ -43,31 +43,31 @@ class CDAE(SequenceModel):
     def __init__(self, n_items: int, settings: CDAESettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings, n_users)
         self.users = RowEmbedding(n_users, settings.dim)  # V
-        self.items = RowEmbedding(n_items + 1, settings.dim)  # W, and a row for PAD, never read
+        self.item_embedding = RowEmbedding(n_items + 1, settings.dim)  # W, and a row for PAD, never read
         self.bias = nn.Parameter(torch.zeros(settings.dim))  # b
         self.output_items = RowEmbedding(n_items, settings.dim)  # W'
         self.output_bias = nn.Parameter(torch.zeros(n_items))  # b'
         self.dropout = ByteDropout(settings.dropout)
         nn.init.zeros_(self.users.weight)  # a user who never trains is an unknown user
-        for embedding, std in ((self.items, 0.02), (self.output_items, 0.1)):
+        for embedding, std in ((self.item_embedding, 0.02), (self.output_items, 0.1)):
             nn.init.normal_(embedding.weight, std=std)
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         rows = positions // tokens.shape[1]
         # Sorted, so that even the rounding of the sum is the same for every order of a history.
         tokens = tokens.sort(dim=1).values
-        counts = tokens < self.pad
-        n_all = (tokens != self.pad).sum(1)  # with those that training hides behind [MASK]
+        counts = tokens < self.pad_token
+        n_all = (tokens != self.pad_token).sum(1)  # with those that training hides behind [MASK]
         ratio = n_all / counts.sum(1).clamp(min=1)
         counts[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]  # an item counts once
         n = counts.sum(1).clamp(min=1)
         scale = (ratio / n).sqrt()  # ratio / √(n · ratio)
-        tokens = tokens.clamp(max=self.pad)
-        history = (counts.float()[:, None] @ self.items(tokens))[:, 0]  # (B, D)
+        tokens = tokens.clamp(max=self.pad_token)
+        history = (counts.float()[:, None] @ self.item_embedding(tokens))[:, 0]  # (B, D)
         history = history * scale[:, None]
         hidden = torch.sigmoid(history + embed_users(users, self.users) + self.bias)
         out: Tensor = self.dropout(hidden).index_select(0, rows)
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.output_items, self.output_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.output_items, self.output_bias)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings, embed_users
 
 
@@ -49,9 +49,9 @@ class FPMC(SequenceModel):
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         likes = embed_users(users, self.users).index_select(0, positions // tokens.shape[1])
         last = tokens.flatten().index_select(0, positions)
-        follows = self.last_items(last) * (last != self.pad)[:, None]  # no item, no chain
+        follows = self.last_items(last) * (last != self.pad_token)[:, None]  # no item, no chain
         out: Tensor = self.dropout(torch.cat([likes, follows], dim=1))
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.next_items, self.no_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.next_items, self.no_bias)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bert4rec.data.splits import MicrobatchSize
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.settings import Dropout, Positive
 
@@ -42,23 +42,23 @@ class GRU4Rec(SequenceModel):
 
     def __init__(self, n_items: int, settings: GRU4RecSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
-        self.items = RowEmbedding(n_items + 1, settings.dim)  # and a row for PAD
+        self.item_embedding = RowEmbedding(n_items + 1, settings.dim)  # and a row for PAD
         self.dropout = ByteDropout(settings.dropout)
         self.gru = recurrent_layers(settings.dim, settings.dim, settings.layers)
         self.dropout_states = ByteDropout(default_to(settings.dropout, settings.output_dropout))
         self.output_items = RowEmbedding(n_items, settings.dim)
         self.output_bias = nn.Parameter(torch.zeros(n_items))
-        for embedding in (self.items, self.output_items):
+        for embedding in (self.item_embedding, self.output_items):
             nn.init.normal_(embedding.weight, std=settings.dim**-0.5)
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
         # Padding stands at the end: no state before it has read it.
-        states, _ = self.gru(self.dropout(self.items(tokens)))
+        states, _ = self.gru(self.dropout(self.item_embedding(tokens)))
         out: Tensor = self.dropout_states(states.flatten(0, 1).index_select(0, positions))
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.output_items, self.output_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.output_items, self.output_bias)
 
 
 def default_to(default: float, value: float | None) -> float:

@@ -44,7 +44,7 @@ MASK_PENALTY = 4.0  # what is taken off the attention score of a `[MASK]`
 SMOOTHING = 1  # is added to every count: an item that nobody had is unlikely, not impossible
 
 
-def truncated_normal(module: nn.Module) -> None:
+def init_truncated_normal(module: nn.Module) -> None:
     """0.02 for weights, zero for biases, as in the paper of BERT4Rec."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.trunc_normal_(module.weight, std=SCALE, a=-2 * SCALE, b=2 * SCALE)
@@ -53,21 +53,21 @@ def truncated_normal(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def local(model: BERT4Rec) -> None:
-    assert model.positions is not None
+def init_local(model: BERT4Rec) -> None:
+    assert model.position_embedding is not None
     heads, width = model.settings.heads, model.settings.dim // model.settings.heads
     n = encoding_width(width)
-    clear_reserved(model.items.weight, heads)
+    clear_reserved(model.item_embedding.weight, heads)
     mark = math.sqrt(width - n)  # [MASK] is then as long as an item with its position
     mask = torch.zeros(heads, width)
     mask[:, n] = SCALE * mark
-    model.items.weight[model.mask] = mask.flatten()
-    model.positions.weight.copy_(position_encodings(model.max_len, heads, width))
+    model.item_embedding.weight[model.mask_token] = mask.flatten()
+    model.position_embedding.weight.copy_(position_encodings(model.max_len, heads, width))
     for block in model.blocks:
         assert isinstance(block, Block)
         _start_local(block.attention, mark, frequencies(model.max_len, n))
-    model.head.weight.copy_(_items_only(heads, width))
-    nn.init.constant_(model.head.bias, LINEAR_PART_OF_GELU)  # the head's norm takes it off again
+    model.output_projection.weight.copy_(_items_only(heads, width))
+    nn.init.constant_(model.output_projection.bias, LINEAR_PART_OF_GELU)  # the head's norm takes it off again
 
 
 def encoding_width(width: int) -> int:

@@ -17,7 +17,7 @@ from bert4rec.models.gru4rec import default_to, recurrent_layers
 from bert4rec.models.kernels.additive_attention import additive_attention
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.settings import Dropout, Positive
 
@@ -39,7 +39,7 @@ class NARM(SequenceModel):
     def __init__(self, n_items: int, settings: NARMSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
         width = settings.hidden or settings.dim
-        self.items = RowEmbedding(n_items + 1, settings.dim)  # and a row for PAD
+        self.item_embedding = RowEmbedding(n_items + 1, settings.dim)  # and a row for PAD
         self.dropout = ByteDropout(settings.dropout)
         self.gru = recurrent_layers(settings.dim, width, settings.layers)
         self.query = nn.Linear(width, width, bias=False)  # A₁
@@ -47,15 +47,15 @@ class NARM(SequenceModel):
         self.v = nn.Parameter(torch.empty(width))
         self.dropout_output = ByteDropout(default_to(settings.dropout, settings.output_dropout))
         self.decoder = nn.Linear(2 * width, settings.dim, bias=False)  # B
-        nn.init.normal_(self.items.weight, std=settings.dim**-0.5)
+        nn.init.normal_(self.item_embedding.weight, std=settings.dim**-0.5)
         nn.init.normal_(self.v, std=width**-0.5)
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
-        states, _ = self.gru(self.dropout(self.items(tokens)))
+        states, _ = self.gru(self.dropout(self.item_embedding(tokens)))
         last = states.flatten(0, 1).index_select(0, positions)
         local = additive_attention(self.query(last), self.key(states), self.v, states, positions)
         out: Tensor = self.decoder(self.dropout_output(torch.cat([last, local], -1)))
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.items, self.no_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.item_embedding, self.no_bias)

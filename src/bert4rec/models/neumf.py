@@ -47,14 +47,14 @@ class NeuMF(SequenceModel):
         self.max_history = 1
         self.dim = dim = settings.dim
         self.users = RowEmbedding(n_users, 3 * dim)  # p and p'
-        self.items = RowEmbedding(n_items, 3 * dim)  # q and q'
+        self.item_embedding = RowEmbedding(n_items, 3 * dim)  # q and q'
         # W_1 [p' ; q'] is a part of the user and a part of the item, each computed once.
         self.user_layer = nn.Linear(2 * dim, 2 * dim)
         self.item_layer = nn.Linear(2 * dim, 2 * dim, bias=False)
         self.tower = nn.Linear(2 * dim, dim)
         self.final = nn.Linear(2 * dim, 1)
         self.dropout = ByteDropout(settings.dropout)
-        for embedding in (self.users, self.items):
+        for embedding in (self.users, self.item_embedding):
             nn.init.normal_(embedding.weight, std=0.01)  # the paper's
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class NeuMF(SequenceModel):
         vectors = torch.cat([p, self.user_layer(p_tower)], dim=1)
         return vectors.index_select(0, positions // tokens.shape[1])
 
-    def output(self) -> TwoPaths:
-        return TwoPaths(self.items.weight, self.item_layer, self.tower, self.final)
+    def output_layer(self) -> TwoPaths:
+        return TwoPaths(self.item_embedding.weight, self.item_layer, self.tower, self.final)
 
     def item_vectors(self) -> Tensor:
-        return self.items.weight.detach()
+        return self.item_embedding.weight.detach()
 
 
 class TwoPaths(NamedTuple):

@@ -92,10 +92,10 @@ class ScoreRows(NamedTuple):
         return h[:, first:last].clone()
 
 
-ItemProducts = DotProduct | QuantizedDotProduct  # outputs with an embedding and a bias per item
+DotProductOutput = DotProduct | QuantizedDotProduct  # outputs with an embedding and a bias per item
 
 
-def dot_product(embedding: RowEmbedding | QuantizedEmbedding, bias: Tensor) -> ItemProducts:
+def dot_product_output(embedding: RowEmbedding | QuantizedEmbedding, bias: Tensor) -> DotProductOutput:
     """The output of a model whose item embeddings may have been quantized after training."""
     if isinstance(embedding, QuantizedEmbedding):
         return QuantizedDotProduct(embedding, bias)

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from bert4rec.models.initialization import truncated_normal
+from bert4rec.models.initialization import init_truncated_normal
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.settings import Dropout, Positive
 
@@ -52,19 +52,19 @@ class SASRec(SequenceModel):
 
     def __init__(self, n_items: int, settings: SASRecSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
-        self.items = RowEmbedding(n_items + 1, settings.dim)  # M of the paper, and a row for PAD
-        self.positions = nn.Embedding(settings.max_len, settings.dim)
+        self.item_embedding = RowEmbedding(n_items + 1, settings.dim)  # M of the paper, and a row for PAD
+        self.position_embedding = nn.Embedding(settings.max_len, settings.dim)
         self.dropout = ByteDropout(settings.dropout)
         self.blocks = nn.ModuleList(
             CausalBlock(settings.dim, settings.heads, settings.dropout, settings.attention_dropout)
             for _ in range(settings.layers)
         )
         self.norm = nn.LayerNorm(settings.dim)
-        self.apply(truncated_normal)
+        self.apply(init_truncated_normal)
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
-        scale = self.items.embedding_dim**0.5  # of the authors' code; the paper leaves it out
-        x = self.items(tokens) * scale + self.positions.weight[: tokens.shape[1]]
+        scale = self.item_embedding.embedding_dim**0.5  # of the authors' code; the paper leaves it out
+        x = self.item_embedding(tokens) * scale + self.position_embedding.weight[: tokens.shape[1]]
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
@@ -72,8 +72,8 @@ class SASRec(SequenceModel):
         out: Tensor = self.norm(x.flatten(0, 1).index_select(0, positions))
         return out
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.items, self.no_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.item_embedding, self.no_bias)
 
 
 class CausalBlock(nn.Module):

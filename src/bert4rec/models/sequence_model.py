@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bert4rec.cpu_tuning import without_onednn
 from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, Output
+from bert4rec.models.output import DotProductOutput, Output
 from bert4rec.models.quantized_embedding import quantized_embeddings
 from bert4rec.settings import Dropout, Positive, Settings
 
@@ -50,7 +50,7 @@ class SequenceModel(nn.Module):
     def __init__(self, n_items: int, settings: Any, n_users: int = 0) -> None:
         super().__init__()
         self.settings, self.n_items, self.n_users = settings, n_items, n_users
-        self.pad, self.max_len = n_items, settings.max_len
+        self.pad_token, self.max_len = n_items, settings.max_len
         self.max_history: int | None = settings.max_len  # items of a history that are read
         self.register_buffer("no_bias", torch.zeros(n_items), persistent=False)
 
@@ -65,7 +65,7 @@ class SequenceModel(nn.Module):
         """The same for a `[MASK]` after each of the positions, of models that have one."""
         raise NotImplementedError
 
-    def output(self) -> Output:
+    def output_layer(self) -> Output:
         raise NotImplementedError
 
     @without_onednn()
@@ -77,18 +77,18 @@ class SequenceModel(nn.Module):
         """
         self.end_training()
         device = next(self.parameters()).device
-        tokens, positions = self.with_query(histories.to(device))
+        tokens, positions = self.next_item_query(histories.to(device))
         return self.encode_queries(tokens, positions, users.to(device))
 
-    def with_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
+    def next_item_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens, and the flat query position of each row: that of its last item.
 
         A row without items holds padding and is queried at position 0.
         """
         n_rows, length = histories.shape
         if length == 0:
-            histories, length = histories.new_full((n_rows, 1), self.pad), 1
-        last = ((histories != self.pad).sum(1) - 1).clamp(min=0)
+            histories, length = histories.new_full((n_rows, 1), self.pad_token), 1
+        last = ((histories != self.pad_token).sum(1) - 1).clamp(min=0)
         return histories, torch.arange(n_rows, device=last.device) * length + last
 
     @classmethod
@@ -118,8 +118,8 @@ class SequenceModel(nn.Module):
 
     def item_vectors(self) -> Tensor | None:
         """(V, D) vectors whose directions say which items are alike, of models that have such."""
-        output = self.output()
-        if not isinstance(output, ItemProducts):
+        output = self.output_layer()
+        if not isinstance(output, DotProductOutput):
             return None
         return output.block(0, self.n_items)[0].detach()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bert4rec.models.kernels.additive_attention import additive_attention
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.models.kernels.row_embedding import RowEmbedding
-from bert4rec.models.output import ItemProducts, dot_product
+from bert4rec.models.output import DotProductOutput, dot_product_output
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 
 
@@ -36,7 +36,7 @@ class STAMP(SequenceModel):
     def __init__(self, n_items: int, settings: STAMPSettings, n_users: int = 0) -> None:
         super().__init__(n_items, settings)
         dim = settings.dim
-        self.items = RowEmbedding(n_items + 1, dim)  # and a row for PAD
+        self.item_embedding = RowEmbedding(n_items + 1, dim)  # and a row for PAD
         self.dropout = ByteDropout(settings.dropout)
         self.of_item = nn.Linear(dim, dim, bias=False)  # W₁
         self.of_last = nn.Linear(dim, dim, bias=False)  # W₂
@@ -44,11 +44,11 @@ class STAMP(SequenceModel):
         self.v = nn.Parameter(torch.empty(dim))  # W₀
         self.session = nn.Linear(dim, dim)  # W_s, b_s
         self.last = nn.Linear(dim, dim)  # W_t, b_t
-        nn.init.normal_(self.items.weight, std=dim**-0.5)
+        nn.init.normal_(self.item_embedding.weight, std=dim**-0.5)
         nn.init.normal_(self.v, std=0.05)
 
     def encode_queries(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
-        x = self.dropout(self.items(tokens))
+        x = self.dropout(self.item_embedding(tokens))
         n_read = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
         means = (x.cumsum(1) / n_read).flatten(0, 1).index_select(0, positions)  # m_s
         last = x.flatten(0, 1).index_select(0, positions)  # x_t
@@ -56,5 +56,5 @@ class STAMP(SequenceModel):
         attended = additive_attention(query, self.of_item(x), self.v, x, positions)  # m_a
         return torch.tanh(self.session(attended)) * torch.tanh(self.last(last))
 
-    def output(self) -> ItemProducts:
-        return dot_product(self.items, self.no_bias)
+    def output_layer(self) -> DotProductOutput:
+        return dot_product_output(self.item_embedding, self.no_bias)

@@ -21,7 +21,7 @@ from torch import Tensor
 from bert4rec.data.splits import Spans
 from bert4rec.item_mask import ItemMask
 from bert4rec.models import Model
-from bert4rec.models.output import ItemProducts
+from bert4rec.models.output import DotProductOutput
 from bert4rec.retrieval.item_index import (
     AT_ONCE,
     MOST_SEARCHED,
@@ -68,7 +68,9 @@ def encode_sample(model: Model, histories: Spans, seed: int = 0) -> SearchSample
     return SearchSample(*encode_histories(model, histories.take(rows)))
 
 
-def build_index(output: ItemProducts, sample: SearchSample, target: float = RECALL, seed: int = 0) -> ItemIndex | None:
+def build_index(
+    output: DotProductOutput, sample: SearchSample, target: float = RECALL, seed: int = 0
+) -> ItemIndex | None:
     """An index with a recall@10 of `target`; None if exact search is as fast as any that has it."""
     if not 0 < target <= 1:
         raise ValueError(f"recall is {target}: choose a share above 0, at most 1")
@@ -105,7 +107,7 @@ def n_lists_for(n_items: int) -> int:
     return max(1, min(round(4 * math.sqrt(n_items)), n_items // FEWEST_PER_LIST))
 
 
-def _cluster(output: ItemProducts, n_lists: int, seed: int) -> tuple[Tensor, Tensor]:
+def _cluster(output: DotProductOutput, n_lists: int, seed: int) -> tuple[Tensor, Tensor]:
     """The tensors of an `ItemIndex`."""
     faiss = faiss_or_error()
     faiss.omp_set_num_threads(torch.get_num_threads())
@@ -138,19 +140,19 @@ def _numbers(most: int) -> list[int]:
     return sorted({n for i in range(most.bit_length()) for n in (2**i, 3 * 2**i // 2) if n <= most})
 
 
-def _exact(output: ItemProducts, sample: SearchSample) -> Tensor:
+def _exact(output: DotProductOutput, sample: SearchSample) -> Tensor:
     blocks = score_blocks(output, sample.h, RECALL_AT)
     return top_k(blocks, sample.mask, RECALL_AT).items
 
 
-def _recall(index: ItemIndex, output: ItemProducts, sample: SearchSample, wanted: Tensor) -> float:
+def _recall(index: ItemIndex, output: DotProductOutput, sample: SearchSample, wanted: Tensor) -> float:
     """The share of the exact search's ten best that is among the index's ten."""
     found = index.top_k(sample.h, output, sample.mask, RECALL_AT).items
     is_found = (wanted[:, :, None] == found[:, None, :]).any(2)
     return float(is_found.float().mean())
 
 
-def _depth(index: ItemIndex, output: ItemProducts, sample: SearchSample) -> float:
+def _depth(index: ItemIndex, output: DotProductOutput, sample: SearchSample) -> float:
     """How far down the tenth recommendation lies on average, with the seen items in front of it."""
     _, _, depth = index.search_lists(sample.h, output, sample.mask, RECALL_AT, index.quality.n_searched)
     return round(float(depth.double().mean()), 1)

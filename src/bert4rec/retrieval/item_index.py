@@ -45,7 +45,7 @@ from torch import Tensor
 from bert4rec.cpu_tuning import without_onednn
 from bert4rec.durable import MANIFEST, write_file
 from bert4rec.item_mask import ItemMask
-from bert4rec.models.output import ItemProducts
+from bert4rec.models.output import DotProductOutput
 from bert4rec.scoring import Block, TopK, items_per_block, score_blocks, top_k
 from bert4rec.settings import Count, Positive, Share
 
@@ -84,7 +84,7 @@ class ItemIndex:
     output layer.
     """
 
-    def __init__(self, centroids: Tensor, lists: Tensor, output: ItemProducts, quality: IndexQuality) -> None:
+    def __init__(self, centroids: Tensor, lists: Tensor, output: DotProductOutput, quality: IndexQuality) -> None:
         faiss = faiss_or_error()
         _check_fit(centroids, lists, output)
         self.centroids = centroids  # (N, D + 1) float32
@@ -105,7 +105,7 @@ class ItemIndex:
 
     @without_onednn()
     @torch.inference_mode()
-    def top_k(self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int) -> TopK:
+    def top_k(self, h: Tensor, output: DotProductOutput, mask: ItemMask, k: int) -> TopK:
         """(B, D) → the best `k`; `log_total` is known only where the search was exact."""
         n_rows, k = len(h), min(k, output.n_items)
         best = TopK(
@@ -132,7 +132,7 @@ class ItemIndex:
             _put(best, rows[rest], top_k(blocks, mask.of_rows(rest), k))
         return best
 
-    def _search(self, h: Tensor, output: ItemProducts, mask: ItemMask, best: TopK, rows: Tensor) -> Tensor:
+    def _search(self, h: Tensor, output: DotProductOutput, mask: ItemMask, best: TopK, rows: Tensor) -> Tensor:
         """Put what the lists hold into `rows` of `best`; (B,) false where it is not good enough."""
         k = best.items.shape[1]
         n_excluded = 0 if mask.excluded is None else mask.excluded.n
@@ -158,7 +158,7 @@ class ItemIndex:
         return is_done
 
     def search_lists(
-        self, h: Tensor, output: ItemProducts, mask: ItemMask, k: int, n_searched: int
+        self, h: Tensor, output: DotProductOutput, mask: ItemMask, k: int, n_searched: int
     ) -> tuple[TopK, Tensor, Tensor]:
         """The best of some lists; (B,) whether they held k; (B,) how deep the last of these lies.
 
@@ -188,7 +188,7 @@ class ItemIndex:
         return torch.from_numpy(items)
 
 
-def _check_fit(centroids: Tensor, lists: Tensor, output: ItemProducts) -> None:
+def _check_fit(centroids: Tensor, lists: Tensor, output: DotProductOutput) -> None:
     width = output.block(0, 1)[0].shape[1] + 1
     is_right = (
         (centroids.dtype, centroids.shape[1:]) == (torch.float32, (width,))
@@ -200,7 +200,7 @@ def _check_fit(centroids: Tensor, lists: Tensor, output: ItemProducts) -> None:
         raise ValueError("the index does not fit the model: run `bert4rec index` again")
 
 
-def with_bias(output: ItemProducts, first: int, n: int = AT_ONCE) -> NDArray[np.float32]:
+def with_bias(output: DotProductOutput, first: int, n: int = AT_ONCE) -> NDArray[np.float32]:
     """(n, D + 1): the vectors of some items, each with its bias as the last number."""
     weight, bias = output.block(first, min(first + n, output.n_items))
     columns = weight.detach(), bias.detach()[:, None]
@@ -228,7 +228,7 @@ def note_missing_faiss() -> None:
     )
 
 
-def _best_among(items: Tensor, h: Tensor, output: ItemProducts, mask: ItemMask, k: int) -> TopK:
+def _best_among(items: Tensor, h: Tensor, output: DotProductOutput, mask: ItemMask, k: int) -> TopK:
     """The best of these items alone, each scored exactly."""
     items = torch.unique(items)
     if not len(items):
@@ -238,7 +238,7 @@ def _best_among(items: Tensor, h: Tensor, output: ItemProducts, mask: ItemMask, 
     return TopK(items[found.items], found.scores, UNKNOWN)
 
 
-def _blocks_of(items: Tensor, h: Tensor, output: ItemProducts, k: int) -> Iterator[Block]:
+def _blocks_of(items: Tensor, h: Tensor, output: DotProductOutput, k: int) -> Iterator[Block]:
     """The scores of these items alone."""
     first = 0
     for some in torch.split(items, items_per_block(len(h), k)):
@@ -273,7 +273,7 @@ def index_name(directory: Path) -> str | None:
     return next(iter(names), None)
 
 
-def read_index(directory: Path, name: str, output: ItemProducts) -> ItemIndex:
+def read_index(directory: Path, name: str, output: DotProductOutput) -> ItemIndex:
     """From a directory whose manifest was verified."""
     facts_path, tensors_path = directory / f"{name}.json", directory / f"{name}.safetensors"
     facts = json.loads(facts_path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from bert4rec.durable import MANIFEST
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommendations, Recommender, Retrieval
-from bert4rec.scoring import item_products
+from bert4rec.scoring import dot_product_of
 
 MAX_MATCHES = 2_000  # considered per search, the most popular first
 SEPARATOR = "\n"
@@ -104,7 +104,7 @@ class ServedModel:
     @property
     def has_vectors(self) -> bool:
         model = self.recommender.model
-        if item_products(model) is not None:  # first: it does not decode quantized embeddings
+        if dot_product_of(model) is not None:  # first: it does not decode quantized embeddings
             return True
         return isinstance(model, SequenceModel) and model.item_vectors() is not None
 

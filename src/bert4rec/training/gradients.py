@@ -92,7 +92,7 @@ class Gradients:
         with self.hardware.autocast():
             encode = model.encode_prefixes if microbatch.appends_mask else model.encode_queries
             h = encode(tokens, positions, users).float()
-        loss, grad_h = self.loss(h.detach(), model.output(), targets, scale=scale, generator=negatives)
+        loss, grad_h = self.loss(h.detach(), model.output_layer(), targets, scale=scale, generator=negatives)
         h.backward(grad_h)  # type: ignore[no-untyped-call]
         return float(loss)
 

@@ -23,7 +23,7 @@ def encode_queries(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor
     A causal model is queried at the end of each row.
     """
     x = model.embed(tokens)
-    is_real = tokens != model.pad
+    is_real = tokens != model.pad_token
     # Where nothing is padded the mask is left out: attention without one is faster.
     visible = None if bool(is_real.all()) else is_real[:, None, None, :]
     # Padding comes last, so that no item sees it from before.
@@ -31,7 +31,7 @@ def encode_queries(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor
     *first, last = _blocks(model)
     for block in first:
         x = run_block(block, x, between)
-    return model.project(run_block_at(last, x, visible, QueryGrid(positions, *tokens.shape)))
+    return model.output_head(run_block_at(last, x, visible, QueryGrid(positions, *tokens.shape)))
 
 
 def encode_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -42,10 +42,10 @@ def encode_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tenso
     them, or they would tell a query what it is to predict.
     """
     length = tokens.shape[1]
-    x, masks = model.items(tokens), model.items(torch.full_like(tokens[:1], model.mask))
-    if model.positions is not None:
-        x = x + model.positions.weight[:length]
-        masks = masks + model.positions.weight[1 : length + 1]
+    x, masks = model.item_embedding(tokens), model.item_embedding(torch.full_like(tokens[:1], model.mask_token))
+    if model.position_embedding is not None:
+        x = x + model.position_embedding.weight[:length]
+        masks = masks + model.position_embedding.weight[1 : length + 1]
     x = model.dropout(model.norm(x))
     masks = model.dropout(model.norm(masks).expand_as(x))
     bias = None if model.is_causal else _bidirectional_until(positions, *tokens.shape)
@@ -53,7 +53,7 @@ def encode_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tenso
     for block in first:
         x, masks = run_block_on_prefixes(block, x, masks, bias, is_last=False)
     _, masks = run_block_on_prefixes(last, x, masks, bias, is_last=True)
-    return model.project(masks.flatten(0, 1).index_select(0, positions))
+    return model.output_head(masks.flatten(0, 1).index_select(0, positions))
 
 
 def _bidirectional_until(positions: Tensor, n_rows: int, length: int) -> Tensor | None:
