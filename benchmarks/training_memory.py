@@ -45,13 +45,13 @@ def main() -> None:
     config = resolve(load_config("bert4rec-2-stage", None, changes), N_ITEMS)
     model, loss = build_model(config, N_ITEMS, 0).train(), make_loss(config.loss, split.train_counts)
     hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
-    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
+    with WorkerThreads() as workers, WorkerThreads(1) as batch_thread:
         gradients = Gradients(model, loss, workers, hardware)
         optimizer = Optimizer(model, config.training.weight_decay)
         stage = build_stages(config, split, workers.n)[0]
         for epoch in range(arguments.epochs):
             started = time.perf_counter()
-            for number, batch in enumerate(stage.batches.epoch(epoch, 0, preparer)):
+            for number, batch in enumerate(stage.batches.epoch(epoch, 0, batch_thread)):
                 gradients.add(batch, number)
                 optimizer.step(stage.settings.learning_rate)
             rate = N_USERS / (time.perf_counter() - started)

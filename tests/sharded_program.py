@@ -29,7 +29,7 @@ with joined() as group:
         model, progress = train(config, split, 80, directory, log, options, group)
     if group.is_first:
         weights = {n: t.double().abs().sum().item() for n, t in model.state().items()}
-        sys.stdout.write(json.dumps({"curve": progress.history, "weights": weights}))
+        sys.stdout.write(json.dumps({"curve": progress.events, "weights": weights}))
     group.barrier()
 # As in `run_as_rank`: threads of torch's connections can abort a process while Python ends.
 sys.stdout.flush()

@@ -177,8 +177,8 @@ def batches_of(seed: tuple[int, int], epoch: int, first: int = 0) -> list[Batch]
     objective = ClozeStage().build(spans_of([5, 9, 30, 12] * 8), ModelSpec(N_ITEMS, MAX_LEN, True))
     stage = StageBatches({0: objective}, seed, PAD, 10, SMALL, SINGLE_PROCESS)
     assert stage.steps_per_epoch == 4
-    with WorkerThreads(1) as preparer:
-        return list(stage.epoch(epoch, first, preparer))
+    with WorkerThreads(1) as batch_thread:
+        return list(stage.epoch(epoch, first, batch_thread))
 
 
 def as_lists(batches: list[Batch]) -> list[list[list[int]]]:

@@ -37,7 +37,7 @@ from bert4rec.training import loop
 
 torch.set_num_threads(1)
 out, dies_at, overrides = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-loop.SAVE_EVERY = -1.0 if dies_at else 1e9
+loop.CHECKPOINT_SECONDS = -1.0 if dies_at else 1e9
 step, calls = loop.TrainingLoop._step, 0
 
 def counted(*arguments):

@@ -143,7 +143,7 @@ def test_a_run_that_dies_at_any_checkpoint_ends_as_if_it_had_not(
 
     whole = TinyRun(tmp_path / "whole", variant)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY", seconds)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", seconds)
         patch.setattr(loop, "save_checkpoint", save)
         expected = whole.session(monkeypatch)
     n_saves = whole.n_steps if seconds < 0 else 0
@@ -160,7 +160,7 @@ def test_a_run_whose_save_fails_resumes_from_the_checkpoint_before(
     whole, run = TinyRun(tmp_path / "whole", config), TinyRun(tmp_path / "failed", config)
     expected = whole.session(monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "SAVE_EVERY", -1.0)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)
         patch.setattr(checkpoint, "_write", fails_at(5, checkpoint._write))
         with pytest.raises(OSError, match="No space left"):
             run.session(monkeypatch)
@@ -184,7 +184,7 @@ def fails_at(number: int, function: Callable[..., None]) -> Callable[..., None]:
 def test_out_of_time_a_run_ends_its_epoch_whenever_it_was_stopped(
     validate_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The minutes are over after the first step: the epoch is ended, the second stage left out."""
+    """The minutes are over after the first step: the epoch is ended, the second stage skipped."""
     config = small_config(*TINY, f"validate_every={validate_every}")
     whole = TinyRun(tmp_path / "whole", config, minutes=1e-7)
     expected = whole.session(monkeypatch)
@@ -209,7 +209,7 @@ from bert4rec.interrupts import Interrupted
 from bert4rec.training import loop
 
 torch.set_num_threads(1)
-loop.SAVE_EVERY = -1.0  # a checkpoint after every step
+loop.CHECKPOINT_SECONDS = -1.0  # a checkpoint after every step
 out, mode, number, kind, resume = sys.argv[1:]
 calls = 0
 

@@ -26,7 +26,7 @@ from bert4rec.run_checks import unreachable_note
 from bert4rec.scoring import rank_held_out
 from bert4rec.training import optimizer
 from bert4rec.training.checkpoint import RunDirectory
-from bert4rec.training.loop import Stage, TrainingLoop
+from bert4rec.training.loop import TrainingLoop, TrainingStage
 from bert4rec.training.optimizer import Optimizer
 from bert4rec.training.replica import copy_of
 from bert4rec.training.setup import build_stages, stage_names, validation_users
@@ -48,7 +48,7 @@ def events_of(run: Path) -> list[dict[str, Any]]:
 
 def test_the_learning_rate_warms_up_and_decays_to_nothing(tmp_path: Path) -> None:
     batches = SimpleNamespace(steps_per_epoch=100)
-    stage = Stage("cloze", ClozeStage(epochs=1, learning_rate=0.1), cast(Any, batches))
+    stage = TrainingStage("cloze", ClozeStage(epochs=1, learning_rate=0.1), cast(Any, batches))
     config = small_config("warmup_steps=9")
     nothing = cast(Any, None)
     loop = TrainingLoop(nothing, [stage], None, config, RunDirectory(tmp_path, {}), nothing)
@@ -118,7 +118,7 @@ def test_best_weights_are_kept_and_the_second_stage_starts_from_them(
     step = TrainingLoop._step
 
     def watched(self: TrainingLoop, *arguments: Any) -> tuple[float, list[float]]:
-        if self.progress.stage == 1 and self.progress.step == 0:
+        if self.progress.stage_index == 1 and self.progress.step == 0:
             starts.append(copy_of(self.replica.model))
             bests.append(dict(self.replica.best))
         return step(self, *arguments)
@@ -177,7 +177,7 @@ def test_a_stage_that_has_nothing_to_train_on_is_left_out(tmp_path: Path) -> Non
     screen = io.StringIO()
     config, console = small_config("stages.0.epochs=2"), Console(file=screen)
     train_recommender(sequences, config, tmp_path / "model", ALONE, console=console)
-    assert "last_item: left out" in screen.getvalue()
+    assert "last_item: skipped" in screen.getvalue()
 
 
 def test_a_first_stage_that_has_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def train_once(split: Split, config: RunConfig, seed: int, name: str) -> dict[st
     objective = stage.batches.objectives[0]
     sequences = objective.draw_sequences(np.random.default_rng(0))  # of Cloze: always the same
     steps_per_epoch = -(-len(sequences) // config.training.batch_size)
-    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
+    with WorkerThreads() as workers, WorkerThreads(1) as batch_thread:
         path = PATHS[name](model, split, config, workers)
 
         def prepare(given: tuple[int, np.ndarray]) -> tuple[int, int, Any]:
@@ -134,7 +134,7 @@ def train_once(split: Split, config: RunConfig, seed: int, name: str) -> dict[st
             generator = np.random.default_rng([seed, number, epoch])
             order = shuffled_batches(len(sequences), config.training.batch_size, generator)
             numbered = enumerate(order, epoch * steps_per_epoch)
-            for step, random, batch in preparer.stream(prepare, numbered, ahead=2):
+            for step, random, batch in batch_thread.stream(prepare, numbered, ahead=2):
                 warm = min(1.0, (step + 1) / (config.training.warmup_steps + 1))
                 decay = 1 - step / (stage.settings.epochs * steps_per_epoch)
                 path.step(batch, stage.settings.learning_rate * warm * decay, random ^ 1)

@@ -96,7 +96,7 @@ def main() -> None:
     )
     folder = arguments.log.parent / "ours"
     folder.mkdir(parents=True, exist_ok=True)
-    loop.SAVE_EVERY = float("inf")  # checkpoints are saved after validations only: no clock runs
+    loop.CHECKPOINT_SECONDS = float("inf")  # checkpoints are saved after validations only: no clock runs
     with CurveRunLog(folder, log) as shown, contextlib.suppress(Interrupted):
         train(run, split, sequences.n_users, RunDirectory(folder, {}), shown)
     log.end(shown.ended)

@@ -96,7 +96,7 @@ def main() -> None:
         "seconds": round(progress.seconds, 1),
         "threads": torch.get_num_threads(),
         "started": round(started),
-        "curve": progress.history,
+        "curve": progress.events,
     }
     with arguments.out.open("a") as file:
         file.write(json.dumps(trial) + "\n")

@@ -112,8 +112,8 @@ def ours_training(sequences: Sequences, shape: Shape) -> Parts:
     config = cloze_config(sequences.n_items, *settings.split(), batch_size)
     stage = build_stages(config, split_of(sequences), 1)[0]
     linear = attention = items = n_sequences = 0
-    with WorkerThreads(1) as preparer:
-        for batch in islice(stage.batches.epoch(0, 0, preparer), BATCHES):
+    with WorkerThreads(1) as batch_thread:
+        for batch in islice(stage.batches.epoch(0, 0, batch_thread), BATCHES):
             n_sequences += batch.n_sequences
             for each in batch.microbatches:
                 (n_rows, length), n = each.tokens.shape, each.tokens.numel()

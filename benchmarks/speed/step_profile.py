@@ -53,8 +53,8 @@ def main() -> None:
     model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
     gradients = Gradients(model, loss, ThisThread())
     optimizer = Optimizer(model, config.training.weight_decay)
-    with WorkerThreads(1) as preparer:
-        batches = build_stages(config, split, 1)[0].batches.epoch(0, 0, preparer)
+    with WorkerThreads(1) as batch_thread:
+        batches = build_stages(config, split, 1)[0].batches.epoch(0, 0, batch_thread)
         first, *rest = islice(batches, STEPS + 1)
     gradients.add(first, 0)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

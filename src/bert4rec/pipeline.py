@@ -259,7 +259,7 @@ def _train(
         "training": {
             "seconds": round(progress.seconds, 1),
             "sequences": progress.sequences,
-            "best_validation_ndcg@10": None if config.training.on_validation else progress.best,
+            "best_validation_ndcg@10": None if config.training.on_validation else progress.best_ndcg,
             "best_stage": progress.best_stage,
             "best_epoch": progress.best_epoch,
             "threads": torch.get_num_threads(),

@@ -57,13 +57,13 @@ def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec train` does
     split = split_of(sequences)
     model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
-    with WorkerThreads() as workers, WorkerThreads(1) as preparer:
+    with WorkerThreads() as workers, WorkerThreads(1) as batch_thread:
         stage = build_stages(config, split, workers.n)[0]
         gradients = Gradients(model, loss, workers)
         optimizer = Optimizer(model, config.training.weight_decay)
         step = 0
         for epoch in count():
-            for batch in stage.batches.epoch(epoch, 0, preparer):
+            for batch in stage.batches.epoch(epoch, 0, batch_thread):
                 gradients.add(batch, stage.batches.seed_of(step))
                 optimizer.step(stage.settings.learning_rate)
                 step += 1

@@ -60,6 +60,17 @@ def exit_interrupted(out: Path, again: list[str] | None = None) -> typer.Exit:
     return typer.Exit(EXIT_INTERRUPTED)
 
 
+@contextlib.contextmanager
+def resumable(out: Path, again: list[str] | None = None) -> Iterator[None]:
+    """Work that ends the program when it is interrupted, with the command that resumes it."""
+    from bert4rec.interrupts import Interrupted
+
+    try:
+        yield
+    except Interrupted:
+        raise exit_interrupted(out, again) from None
+
+
 def print_next(*commands: list[object]) -> None:
     """Commands that are worth trying next."""
     print_lines("Next:", *(f"  {shlex.join(['bert4rec', *map(str, command)])}" for command in commands))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import errors, exit_interrupted, output, print_next
+from bert4rec.cli.console import errors, output, print_next, resumable
 from bert4rec.cli.options import (
     DATA_HELP,
     Latex,
@@ -60,15 +60,12 @@ def lab(
     minutes = parse_budget(budget)
     contenders = choose_contenders(split_names(models or ["all"]), overrides or ())
     sequences = table.open(data, contenders[0].config.data)
-    from bert4rec.interrupts import Interrupted
     from bert4rec.lab.lab_directory import LabTerms
     from bert4rec.lab.run_lab import run_lab
 
     terms = LabTerms(Path(data).name, seeds, minutes, overwrite)
-    try:
+    with resumable(out):
         run_lab(out, sequences, contenders, terms, errors)
-    except Interrupted:
-        raise exit_interrupted(out) from None
     _report(out, printed)
 
 

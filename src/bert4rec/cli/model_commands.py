@@ -8,16 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bert4rec.cli.console import (
-    describe,
-    errors,
-    exit_interrupted,
-    output,
-    print_next,
-    print_outcome,
-    progress_bar,
-    say,
-)
+from bert4rec.cli.console import describe, errors, output, print_next, print_outcome, progress_bar, resumable, say
 from bert4rec.cli.options import (
     ConfigFile,
     Latex,
@@ -38,24 +29,15 @@ def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Pa
     from bert4rec.config import load_config
     from bert4rec.data.demo import best_possible
     from bert4rec.data.sources import open_data
-    from bert4rec.interrupts import Interrupted
     from bert4rec.pipeline import RunOptions, train_recommender
 
     sequences = open_data("demo", say=say)
     describe(sequences)
-    try:
-        with progress_bar("evaluating") as on_evaluation:
-            outcome = train_recommender(
-                sequences,
-                load_config("demo"),
-                out,
-                RunOptions(overwrite=True),
-                console=errors,
-                on_evaluation=on_evaluation,
-            )
-    except Interrupted:
-        again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
-        raise exit_interrupted(out, again) from None
+    again = ["bert4rec", "train", "demo", "--recipe", "demo", "--out", str(out), "--resume"]
+    with resumable(out, again), progress_bar("evaluating") as on_evaluation:
+        outcome = train_recommender(
+            sequences, load_config("demo"), out, RunOptions(overwrite=True), console=errors, on_evaluation=on_evaluation
+        )
     print_outcome(outcome, out)
     best = best_possible()
     output.print(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bert4rec.cli.console import exit_interrupted, output, printable, progress_bar, say
+from bert4rec.cli.console import output, printable, progress_bar, resumable, say
 from bert4rec.cli.options import (
     RAY_ADDRESS_HELP,
     Count,
@@ -88,7 +88,6 @@ def recommend(
         raise ValueError("--ray-address does nothing without --launcher ray: add it")
     from bert4rec.distributed.batch_scoring import WorkerOptions, recommend_in_parts, recommend_users
     from bert4rec.distributed.user_rows import BatchRequest
-    from bert4rec.interrupts import Interrupted
     from bert4rec.recommender import Recommender
 
     request = BatchRequest(k, not keep_seen, split_ids(allow), split_ids(block), retrieval)
@@ -103,21 +102,18 @@ def recommend(
         return training_data(about, data) if users == "all" else table.prepare_histories(users, place)
 
     if is_directory:
-        try:
-            with progress_bar("recommending") as update:
-                done = recommend_in_parts(
-                    model,
-                    prepare_users,
-                    out,
-                    request,
-                    n_parts=parts,
-                    workers=WorkerOptions(workers, launcher, ray_address),
-                    overwrite=overwrite,
-                    on_progress=update,
-                    say=say,
-                )
-        except Interrupted:
-            raise exit_interrupted(Path(out)) from None
+        with resumable(Path(out)), progress_bar("recommending") as update:
+            done = recommend_in_parts(
+                model,
+                prepare_users,
+                out,
+                request,
+                n_parts=parts,
+                workers=WorkerOptions(workers, launcher, ray_address),
+                overwrite=overwrite,
+                on_progress=update,
+                say=say,
+            )
         n_rows, n_users = done.n_rows, done.n_users
         before = f" ({done.n_parts_before:,} were there)" if done.n_parts_before else ""
         where = f"{out}, in {done.n_parts:,} part{'s' * (done.n_parts > 1)}{before}"

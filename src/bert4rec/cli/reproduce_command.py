@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import errors, exit_interrupted, output, print_lines, print_next
+from bert4rec.cli.console import errors, output, print_lines, print_next, resumable
 from bert4rec.cli.options import (
     Latex,
     Markdown,
@@ -59,7 +59,6 @@ def reproduce(
         refuse_given(context, "no name of a reproduction", but=("budget",))
         _list(budget)
         return
-    from bert4rec.interrupts import Interrupted
     from bert4rec.lab.claims import load_reproduction
 
     printed = text_format(latex, markdown)
@@ -84,10 +83,8 @@ def reproduce(
             terms = LabTerms(data_name, seeds, parse_budget(budget), overwrite, Path(name).name)
             contenders = contenders_of(reproduction, split_names(models), overrides or ())
             sequences = _open(reproduction, data, contenders)
-            try:
+            with resumable(out):
                 run_lab(out / "lab", sequences, contenders, terms, errors)
-            except Interrupted:
-                raise exit_interrupted(out) from None
         is_missed = _is_missed(reproduction, name, out, printed)
     if is_missed and strict:
         raise typer.Exit(EXIT_MISSED)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert4rec.cli.console import errors, exit_interrupted, output, print_lines, print_next
+from bert4rec.cli.console import errors, output, print_lines, print_next, resumable
 from bert4rec.cli.options import DATA_HELP, ConfigFile, Recipe, TableOptions, reads_a_table
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ def tune(
     resume it, or with more --trials to search on.
     """
     from bert4rec.config import load_config, resolve
-    from bert4rec.interrupts import Interrupted
     from bert4rec.lab.budget import parse_budget
     from bert4rec.lab.contenders import refuse_overrides
 
@@ -59,10 +58,8 @@ def tune(
     run = resolve(start, sequences.n_items)
     searched = space_for(run, overrides or (), space)
     options = tuning.TuningOptions(Path(data).name, trials, minutes, timeout_minutes, seed)
-    try:
+    with resumable(out):
         result = tuning.tune(sequences, run, searched, out, options, errors)
-    except Interrupted:
-        raise exit_interrupted(out) from None
     _show(result, out)
     print_next(["train", data, "--config", out / "best.toml", "--out", "runs/tuned", *table.as_words()])
 

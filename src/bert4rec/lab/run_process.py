@@ -173,7 +173,7 @@ def _validation_ndcg(run: LabRun, n_users: int, split: Split, config: RunConfig,
         directory = RunDirectory(run.folder, {"config": config.model_dump(mode="json")})
         options = RunOptions(minutes=HARD_STOP * minutes)
         _, progress = train(config, split, n_users, directory, log, options)
-    return progress.best
+    return progress.best_ndcg
 
 
 def is_stopped_by_clock(config: RunConfig, epochs: dict[str, int], seconds: float, minutes: float) -> bool:

@@ -112,8 +112,8 @@ class StageBatches:
         longest = max(-(-n // self.n_per_step[shard]) for shard, n in counts.items())
         self.steps_per_epoch: int = max(group.all_gather(longest))
 
-    def epoch(self, epoch: int, first: int, preparer: WorkerThreads) -> Iterator[Batch]:
-        """The batches of an epoch from number `first` on, made ahead on the preparer's thread."""
+    def epoch(self, epoch: int, first: int, batch_thread: WorkerThreads) -> Iterator[Batch]:
+        """The batches of an epoch from number `first` on, made ahead on the batch_thread's thread."""
         shards = []
         for shard, objective in self.objectives.items():
             generator = np.random.default_rng([*self.seed, epoch, shard])
@@ -130,7 +130,7 @@ class StageBatches:
                     microbatches += make_batch(objective, rows, self.pad, masks, self.sizes).microbatches
             return Batch(microbatches)
 
-        return preparer.stream(make, range(first, self.steps_per_epoch), ahead=2)
+        return batch_thread.stream(make, range(first, self.steps_per_epoch), ahead=2)
 
     def seed_of(self, step: int, shard: int = 0) -> int:
         """What is random in a step follows from the run's seed and the step's place alone."""

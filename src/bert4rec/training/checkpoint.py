@@ -39,18 +39,18 @@ class RunDirectory:
 class Progress:
     """Where a run stands. Everything random follows from the seed and these numbers."""
 
-    stage: int = 0
+    stage_index: int = 0
     epoch: int = 0  # epochs completed in this stage
     batch: int = 0  # batches completed in this epoch
     step: int = 0  # steps completed in this stage
-    best: float = -1.0  # best validation NDCG@10 so far, in any stage
+    best_ndcg: float = -1.0  # best validation NDCG@10 so far, in any stage
     best_stage: int = 0
     best_epoch: int = 0
     bad_validations: int = 0
     loss_sum: float = 0.0  # of this epoch
     seconds: float = 0.0  # spent training and validating, over all sessions
     sequences: int = 0  # trained, over all sessions
-    history: list[dict[str, float | int | str]] = field(default_factory=list)
+    events: list[dict[str, float | int | str]] = field(default_factory=list)
 
     @property
     def mean_loss(self) -> float:

@@ -13,7 +13,7 @@ from bert4rec.models.initialization import popularity_bias
 from bert4rec.models.sequence_model import SequenceModel, SequenceModelSettings
 from bert4rec.objectives import ModelSpec
 from bert4rec.training.batches import Sizes, StageBatches, users_of_shard
-from bert4rec.training.loop import Stage
+from bert4rec.training.loop import TrainingStage
 from bert4rec.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 
@@ -43,7 +43,7 @@ def initial_output_bias(config: RunConfig, split: Split) -> torch.Tensor | None:
 
 def build_stages(
     config: RunConfig, split: Split, n_workers: int, group: ProcessGroup = SINGLE_PROCESS, n_shards: int = 1
-) -> list[Stage]:
+) -> list[TrainingStage]:
     """The stages that have epochs, with the batches of this process's shards of the users."""
     model, shards = trained_class(config), range(group.rank, n_shards, group.n)
     assert isinstance(config.model, SequenceModelSettings)
@@ -66,7 +66,7 @@ def build_stages(
                 "no history is long enough to train on: the model needs users with two or more "
                 "actions in the training part; use more data or weaker filters"
             )
-        stages.append(Stage(name, stage, batches))
+        stages.append(TrainingStage(name, stage, batches))
     return stages
 
 

@@ -10,7 +10,7 @@ from bert4rec.data.splits import HeldOut, Split
 from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.hardware import choose_hardware
-from bert4rec.training.loop import Stage
+from bert4rec.training.loop import TrainingStage
 from bert4rec.training.process_group import SINGLE_PROCESS
 from bert4rec.training.replica import Replica
 from bert4rec.training.setup import build_model, build_stages, training_split, validation_users
@@ -50,12 +50,12 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     ]
 
 
-def _seconds_per_step(replica: Replica, stage: Stage, seconds: float) -> float:
+def _seconds_per_step(replica: Replica, stage: TrainingStage, seconds: float) -> float:
     """Of steps that change nothing but the throw-away model; the first ones do not count."""
     ends: list[float] = []
-    with WorkerThreads(1) as preparer:
+    with WorkerThreads(1) as batch_thread:
         while stage.n_steps and len(ends) < MOST_STEPS:
-            for number, batch in enumerate(stage.batches.epoch(0, 0, preparer)):
+            for number, batch in enumerate(stage.batches.epoch(0, 0, batch_thread)):
                 replica.step(batch, stage.batches.seed_of(number), TIMING_RATE, [])
                 ends.append(time.monotonic())
                 timed = ends[WARM_UP_STEPS:]
