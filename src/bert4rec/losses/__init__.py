@@ -69,12 +69,12 @@ LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`
     {
         "auto": "bert4rec.losses:AutoLoss",
         "cross-entropy": "bert4rec.losses.cross_entropy:CrossEntropySettings",
-        "sampled-softmax": "bert4rec.losses.sampled:SampledSoftmaxSettings",
-        "bce": "bert4rec.losses.sampled:BCESettings",
+        "sampled-softmax": "bert4rec.losses.sampled:SampledSettings",
+        "bce": "bert4rec.losses.sampled:SampledSettings",
         "gbce": "bert4rec.losses.sampled:GBCESettings",
-        "bpr": "bert4rec.losses.sampled:BPRSettings",
-        "top1": "bert4rec.losses.sampled:TOP1Settings",
-        "top1-max": "bert4rec.losses.sampled:TOP1MaxSettings",
+        "bpr": "bert4rec.losses.sampled:SampledSettings",
+        "top1": "bert4rec.losses.sampled:SampledSettings",
+        "top1-max": "bert4rec.losses.sampled:SampledSettings",
         "bpr-max": "bert4rec.losses.sampled:BPRMaxSettings",
     },
 )

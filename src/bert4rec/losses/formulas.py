@@ -52,6 +52,9 @@ def _top1_pairs(target: Tensor, negatives: Tensor) -> Tensor:
     return torch.sigmoid(r - target[:, None]) + torch.sigmoid(r * r)
 
 
+FORMULAS: dict[str, Formula] = {"sampled-softmax": softmax, "bce": bce, "bpr": bpr, "top1": top1, "top1-max": top1_max}
+
+
 def bpr_max(penalty: float) -> Formula:
     def formula(target: Tensor, negatives: Tensor) -> Tensor:
         counts = negatives > -torch.inf

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bert4rec.losses import LossSettings, differentiate, formulas, sum_over_rows
-from bert4rec.losses.formulas import Formula
+from bert4rec.losses.formulas import FORMULAS, Formula
 from bert4rec.losses.negatives import Negatives, as_they_occur, by_popularity, random_groups
 from bert4rec.models.kernels.row_embedding import embed
 from bert4rec.models.output import DotProduct, Output
@@ -43,7 +43,7 @@ AT_ONCE = 2**22  # numbers that are held at a time: scores, or embeddings of a q
 
 
 class SampledSettings(LossSettings):
-    """A loss by a formula of the target's score and those of its negatives."""
+    """A loss by a formula of the target's score and those of its negatives; `name` says which."""
 
     n_negatives: Positive = Field(1024, description="negatives of a query; from 64 on, shared by a microbatch")
     negatives: Literal["uniform", "popularity", "in-batch"] = Field(
@@ -52,29 +52,15 @@ class SampledSettings(LossSettings):
     power: Share = Field(1.0, description="popularity negatives are drawn in proportion to (count + 1) ** power")
 
     def formula(self, n_items: int) -> Formula:
-        raise NotImplementedError
+        return FORMULAS[self.name]
 
     def build(self, train_counts: NDArray[np.int64]) -> Sampled | AmongTargets:
-        formula, log_q = self.formula(len(train_counts)), isinstance(self, SampledSoftmaxSettings)
+        formula, log_q = self.formula(len(train_counts)), self.name == "sampled-softmax"
         if self.negatives == "in-batch":
             negatives = as_they_occur(train_counts)
             return AmongTargets(formula, negatives, self.n_negatives, log_q=log_q)
         negatives = by_popularity(train_counts, self.power if self.negatives == "popularity" else 0.0)
         return Sampled(formula, negatives, self.n_negatives, log_q=log_q)
-
-
-class SampledSoftmaxSettings(SampledSettings):
-    name: str = "sampled-softmax"
-
-    def formula(self, n_items: int) -> Formula:
-        return formulas.softmax
-
-
-class BCESettings(SampledSettings):
-    name: str = "bce"
-
-    def formula(self, n_items: int) -> Formula:
-        return formulas.bce
 
 
 class GBCESettings(SampledSettings):
@@ -83,27 +69,6 @@ class GBCESettings(SampledSettings):
 
     def formula(self, n_items: int) -> Formula:
         return formulas.gbce(formulas.gbce_beta(self.n_negatives, n_items, self.calibration))
-
-
-class BPRSettings(SampledSettings):
-    name: str = "bpr"
-
-    def formula(self, n_items: int) -> Formula:
-        return formulas.bpr
-
-
-class TOP1Settings(SampledSettings):
-    name: str = "top1"
-
-    def formula(self, n_items: int) -> Formula:
-        return formulas.top1
-
-
-class TOP1MaxSettings(SampledSettings):
-    name: str = "top1-max"
-
-    def formula(self, n_items: int) -> Formula:
-        return formulas.top1_max
 
 
 class BPRMaxSettings(SampledSettings):
