@@ -142,14 +142,14 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
     assert isinstance(model, SequenceModel)
     tensors, config = model.state(), recommender.config.model
     SASRec.restore(tensors, config, N_ITEMS)
-    wrong = {"codes": tensors["items.codes"][:-1], "special": tensors["items.special"][:0]}
+    wrong = {"codes": tensors["item_embedding.codes"][:-1], "special": tensors["item_embedding.special"][:0]}
     if code == "int8":
-        wrong["scales"] = tensors["items.scales"][:-1]
+        wrong["scales"] = tensors["item_embedding.scales"][:-1]
     else:
-        wrong["centroids"] = tensors["items.centroids"][:-1]
+        wrong["centroids"] = tensors["item_embedding.centroids"][:-1]
     for name, tensor in wrong.items():
         with pytest.raises(ValueError, match=r"quantized items does not fit the model"):
-            SASRec.restore(tensors | {f"items.{name}": tensor}, config, N_ITEMS)
+            SASRec.restore(tensors | {f"item_embedding.{name}": tensor}, config, N_ITEMS)
 
 
 def test_the_facts_of_a_served_model_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_product_quantization_finds_vectors_that_are_made_of_few_parts() -> None
     assert isinstance(model, SequenceModel)
     with torch.no_grad():
         parts = torch.randn(40, DIM)
-        model.item_embeddings()["items"].weight[:N_ITEMS] = parts[torch.arange(N_ITEMS) % 40]
+        model.item_embeddings()["item_embedding"].weight[:N_ITEMS] = parts[torch.arange(N_ITEMS) % 40]
     quantized = quantize(recommender, "pq", 4)
     # faiss moves superfluous centroids by a thousandth
     torch.testing.assert_close(scores(quantized), scores(recommender), atol=0.02, rtol=0.01)

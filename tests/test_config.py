@@ -295,7 +295,7 @@ class Mean(GRU4Rec):
     settings_class = MeanSettings
 
     def encode_queries(self, tokens, positions, users):
-        x = self.items(tokens).cumsum(1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+        x = self.item_embedding(tokens).cumsum(1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
         return self.settings.sharpness * x.flatten(0, 1)[positions]
 
 class Squared:

@@ -94,7 +94,7 @@ def test_sharded_items_and_biases_begin_as_those_of_one_process() -> None:
         own = ShardParameters(small, ProcessGroup(2, rank), bias, run.training.seed)
         assert own.output_bias is not None
         biases[rank::2] = own.output_bias.detach()
-        embeddings[rank::2] = own.items.weight.detach()
+        embeddings[rank::2] = own.item_embedding.weight.detach()
     assert torch.equal(biases, bias)
     assert torch.equal(embeddings[51:], small.item_embedding.weight[20:])  # PAD and MASK
     deviation = small.item_embedding.weight[:20].std()

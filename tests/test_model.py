@@ -143,7 +143,7 @@ def plain(model: BERT4Rec, tokens: list[int]) -> Tensor:
 
     h = weights["item_embedding.weight"][tokens]
     if "positions" not in without:
-        h = h + weights["positions.weight"][: len(tokens)]
+        h = h + weights["position_embedding.weight"][: len(tokens)]
     h = norm(h, "norm")
     hidden = torch.ones(len(tokens), len(tokens), dtype=torch.bool).triu(1)
     for layer in range(len(model.blocks)):
@@ -162,7 +162,7 @@ def plain(model: BERT4Rec, tokens: list[int]) -> Tensor:
             inner = dense(h, f"{name}.feed_forward.inner")
             inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))  # GELU
             h = joined(h, dense(inner, f"{name}.feed_forward.output"), f"{name}.norm_2")
-    h = norm(gelu(dense(h, "head")), "head_norm")
+    h = norm(gelu(dense(h, "output_projection")), "output_norm")
     return h @ weights["item_embedding.weight"][:N_ITEMS].T + weights["output_bias"]
 
 
@@ -183,7 +183,7 @@ def test_forward_equals_the_equations(ablation: tuple[str, ...], cls: type[BERT4
 def test_a_part_that_is_left_out_matters_and_has_no_weights(ablation: tuple[str, ...]) -> None:
     whole, model = model_without(()), model_without(ablation)
     names = {
-        "positions": {"positions.weight"},
+        "positions": {"position_embedding.weight"},
         "feed_forward": {n for n in whole.state() if "feed_forward" in n or "norm_2" in n},
         "layer_norm": {n for n in whole.state() if "norm_1" in n or "norm_2" in n},
         "residual": set(),
@@ -195,7 +195,7 @@ def test_a_part_that_is_left_out_matters_and_has_no_weights(ablation: tuple[str,
     assert not torch.allclose(model(tokens), whole(tokens), atol=1e-2)
 
 
-def test_names_of_weights_are_those_of_models_that_were_saved_before() -> None:
+def test_names_of_weights_are_those_of_saved_models() -> None:
     blocks = {
         f"blocks.{layer}.{part}.{kind}"
         for layer in range(2)
@@ -205,8 +205,8 @@ def test_names_of_weights_are_those_of_models_that_were_saved_before() -> None:
         )
         for kind in ("weight", "bias")
     }
-    around = {f"{part}.{kind}" for part in ("norm", "head", "head_norm") for kind in ("weight", "bias")}
-    tables = {"item_embedding.weight", "positions.weight", "output_bias"}
+    around = {f"{part}.{kind}" for part in ("norm", "output_projection", "output_norm") for kind in ("weight", "bias")}
+    tables = {"item_embedding.weight", "position_embedding.weight", "output_bias"}
     assert set(model_without(()).state()) == blocks | around | tables
 
 

@@ -93,13 +93,13 @@ def parameters_of(rank: int, n: int) -> ShardParameters:
     own = ShardParameters(small, ProcessGroup(n, rank), torch.arange(N_ITEMS).float(), seed=0)
     with torch.no_grad():
         rows = torch.arange(rank, N_ITEMS + 2, n)
-        own.items.weight.copy_(rows[:, None].expand_as(own.items.weight))
+        own.item_embedding.weight.copy_(rows[:, None].expand_as(own.item_embedding.weight))
     return own
 
 
 def assert_rows(found: dict[str, torch.Tensor], rank: int, n: int, prefix: str = "") -> None:
     expected = torch.arange(rank, N_ITEMS + 2, n).float()
-    assert torch.equal(found[f"{prefix}items.weight"][:, 0], expected)
+    assert torch.equal(found[f"{prefix}item_embedding.weight"][:, 0], expected)
     assert torch.equal(found[f"{prefix}output_bias"], torch.arange(rank, N_ITEMS, n).float())
 
 
@@ -120,7 +120,7 @@ def test_rows_are_found_again_by_another_number_of_processes(n_writers: int) -> 
         assert found.keys() == everything.keys()
         assert_rows(found, rank, 2)
         assert_rows(found, rank, 2, "exp_avg/")
-        assert found["step/items.weight"] == 7
+        assert found["step/item_embedding.weight"] == 7
 
 
 def test_a_step_has_room_for_all_items_that_it_can_touch() -> None:
@@ -142,7 +142,7 @@ def test_the_special_tokens_start_as_in_a_whole_model() -> None:
             bias = torch.zeros(N_ITEMS)
             replicas.append(ShardedItems(small, bias, loss, config, workers, CPU, group))
     whole = build_model(config, 8, 0).get_parameter("item_embedding.weight")
-    pad, mask = (replicas[row % 2].own.items.weight[row // 2] for row in (N_ITEMS, N_ITEMS + 1))
+    pad, mask = (replicas[row % 2].own.item_embedding.weight[row // 2] for row in (N_ITEMS, N_ITEMS + 1))
     assert torch.equal(pad, whole[8])
     assert torch.equal(mask, whole[9])
 

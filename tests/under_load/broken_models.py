@@ -64,7 +64,7 @@ def nothing_there(directory: Path) -> None:
 
 
 def nan_weights(directory: Path) -> None:
-    _with_weights(directory, lambda weights: weights["head.weight"].fill_(float("nan")))
+    _with_weights(directory, lambda weights: weights["output_projection.weight"].fill_(float("nan")))
 
 
 def scores_without_end(directory: Path) -> None:
@@ -73,11 +73,11 @@ def scores_without_end(directory: Path) -> None:
 
 
 def wrong_shapes(directory: Path) -> None:
-    _with_weights(directory, lambda weights: weights.update({"head.weight": torch.zeros(3, 3)}))
+    _with_weights(directory, lambda weights: weights.update({"output_projection.weight": torch.zeros(3, 3)}))
 
 
 def missing_weight(directory: Path) -> None:
-    _with_weights(directory, lambda weights: weights.pop("head.weight"))
+    _with_weights(directory, lambda weights: weights.pop("output_projection.weight"))
 
 
 def weights_of_text(directory: Path) -> None:

@@ -7,7 +7,6 @@ validation items judge it, and the test items are removed from its split.
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 import signal
@@ -67,14 +66,12 @@ def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Cal
         )
     n_passed_on = 0
     try:
-        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
+        while process.poll() is None:
             if is_stopped.count > n_passed_on:
                 n_passed_on += 1  # the first asks for a checkpoint, the second is impatient
-                os.kill(process.pid, signal.SIGTERM)
+                process.terminate()
             on_poll()
             time.sleep(POLL_SECONDS)
-        _, status, usage = ended
-        process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         if process.returncode is None:
             process.kill()
@@ -84,10 +81,7 @@ def run_in_process(run: LabRun, lock: int, is_stopped: StopRequest, on_poll: Cal
     if is_stopped():
         raise Interrupted
     error = _reason(process.returncode, output, begins_at)
-    # Measured from outside, with what the child of a large process seems to use before it begins:
-    # a run that succeeded measures itself from inside, and for one that was killed there is only this.
-    cost = {"peak_memory_mb": in_megabytes(usage.ru_maxrss)}
-    write_json(run.folder / "cost.json", {"status": "failed", "error": error, "cost": cost})
+    write_json(run.folder / "cost.json", {"status": "failed", "error": error})
     return error
 
 
@@ -208,14 +202,11 @@ def peak_memory_mb() -> float:
     """
     status = Path("/proc/self/status")
     if not status.is_file():
-        return in_megabytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return round(peak_bytes / 2**20, 1)
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
     assert peak is not None
     return round(int(peak[1]) / 1024, 1)
-
-
-def in_megabytes(ru_maxrss: int) -> float:
-    return round(ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**20, 1)
 
 
 def main() -> None:
