@@ -148,7 +148,7 @@ def test_codes_of_other_items_are_refused(code: str) -> None:
     else:
         wrong["centroids"] = tensors["item_embedding.centroids"][:-1]
     for name, tensor in wrong.items():
-        with pytest.raises(ValueError, match=r"quantized items does not fit the model"):
+        with pytest.raises(ValueError, match=r"quantized item_embedding does not fit the model"):
             SASRec.restore(tensors | {f"item_embedding.{name}": tensor}, config, N_ITEMS)
 
 

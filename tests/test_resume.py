@@ -42,6 +42,7 @@ VARIANTS = {
     "validate every 2 epochs": ("validate_every=2",),
     "validate at the end only": ("validate_every=100",),
     "no validation": ("on_validation=true",),
+    "sampled loss": ("loss.name=sampled-softmax", "loss.n_negatives=4", "validate_every=2"),
     "early stopping": ("validate_every=1", "stages.0.patience=1", "stages.1.patience=1"),
 }
 
@@ -82,7 +83,7 @@ class TinyRun:
             self.n_steps += n_steps
         facts = {key: value for key, value in asdict(progress).items() if key not in TIMES}
         events = [json.loads(line) for line in (self.path / "log.jsonl").read_text().splitlines()]
-        assert events == facts.pop("history")
+        assert events == facts.pop("events")
         curve = [{key: e[key] for key in e if key not in TIMES} for e in events]
         weights = {name: tensor.tolist() for name, tensor in model.state().items()}
         stages = {path.name: sha256(path) for path in self.path.glob("stage-*.safetensors")}

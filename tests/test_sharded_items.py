@@ -34,6 +34,7 @@ SETTINGS = (
     "training.shards=3",
     "loss.name=sampled-softmax",
     "loss.negatives=in-batch",
+    "loss.n_negatives=10000",  # all others of the batch: nothing is drawn
 )
 SECOND = ("stages.1.epochs=2", "stages.1.learning_rate=3e-4")
 SHARDED = "training.shard_items=true"

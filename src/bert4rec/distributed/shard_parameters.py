@@ -77,7 +77,7 @@ class ShardParameters(nn.Module):
         has_bias = hasattr(small, "output_bias")
         self.output_bias = nn.Parameter(bias[group.rank :: group.n].clone()) if has_bias else None
         for name, child in small.named_children():
-            if name != "items":
+            if name != "item_embedding":
                 self.add_module(name, child)
 
     @property
@@ -85,7 +85,7 @@ class ShardParameters(nn.Module):
         """What is not sharded."""
         rest = nn.Module()
         for name, child in self.named_children():
-            if name != "items":
+            if name != "item_embedding":
                 rest.add_module(name, child)
         return rest
 

@@ -83,7 +83,7 @@ class ShardedItems(Replica):
         self.n_negatives = loss.n_negatives if isinstance(loss, Sampled) else 0
         self.negatives = _take_negatives(loss)
         super().__init__(small, loss, config.training.weight_decay, workers, hardware, group, own=own)
-        table = small.get_submodule("items")
+        table = small.get_submodule("item_embedding")
         assert isinstance(table, RowEmbedding)
         self.table = table
         self.special = torch.arange(self.n_items, self.n_items + len(table.weight) - self.capacity)  # PAD, MASK

@@ -42,11 +42,12 @@ class Gradients:
             table.sparse = loss.is_sparse and uses_sparse_gradient(table.num_embeddings)
         self.model = model
         self.models = [model, *(_sharing_weights(model) for _ in range(workers.n - 1))]
-        # From the first step on losses and embeddings add to these gradients in place.
+        # Losses and embeddings add to these gradients in place, in the first step after a resume as in all others.
         for each in self.models:
-            for table in _tables(each):
-                if not table.sparse:
-                    table.weight.grad = torch.zeros_like(table.weight)
+            added_to = [table.weight for table in _tables(each) if not table.sparse]
+            added_to += [parameter for name, parameter in each.named_parameters() if name == "output_bias"]
+            for parameter in added_to:
+                parameter.grad = torch.zeros_like(parameter)
         self.dropouts = [
             [module for module in each.modules() if isinstance(module, ByteDropout)] for each in self.models
         ]
