@@ -15,7 +15,7 @@ from toys import quiet, random_histories, small_config, untrained_recommender
 from bert4rec.data.splits import leave_one_out
 from bert4rec.durable import write_manifest
 from bert4rec.pipeline import train_recommender
-from bert4rec.recommender import Recommender
+from bert4rec.recommender import RecommendationRequest, Recommender
 from bert4rec.scoring import score_rows
 
 N_ITEMS = 30
@@ -230,7 +230,7 @@ def test_requests_of_all_kinds_share_a_batch() -> None:
         {"history": ["item-4", "item-9"], "block": ["item-5", "item-6"], "allow": ["item-5"]},
         {"history": ["item-7", "item-8"], "block": ["item-5", "none"], "k": 29},
     ]
-    together = recommender.answer_requests([recommender.encode_request(**kind) for kind in kinds])
+    together = recommender.answer_requests([RecommendationRequest(**kind) for kind in kinds])
     for kind, found in zip(kinds, together, strict=True):
         alone = recommender.recommend(**kind)
         assert [each.item for each in found] == [each.item for each in alone]

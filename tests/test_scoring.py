@@ -20,7 +20,7 @@ from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.item_mask import ExcludedItems, ItemMask
 from bert4rec.models import MODELS, Model, is_fitted
 from bert4rec.models.popularity import Popularity
-from bert4rec.recommender import Recommendations, Recommender
+from bert4rec.recommender import RecommendationRequest, Recommendations, Recommender
 from bert4rec.retrieval import item_index
 from bert4rec.retrieval.item_index import IndexQuality, ItemIndex
 from bert4rec.scoring import UNREACHABLE, Ranking, dot_product_of, rank_held_out, rank_of, score_rows
@@ -253,8 +253,8 @@ def check_every_way(by: Recommender, limits: Limits, k: int) -> None:
     expected = [(scores_of(by.model if history else fallback, history), limits.of(history)) for history in HISTORIES]
     exclude_seen, allow, block = limits.raw()
     many = by.recommend_many(map(raw, HISTORIES), k, exclude_seen, allow, block)
-    requests = [by.encode_request(raw(each), k, exclude_seen, allow, block) for each in HISTORIES]
-    other = by.encode_request(["item-2"], 3)  # of another kind, in the same batch
+    requests = [RecommendationRequest(raw(each), k, exclude_seen, allow, block) for each in HISTORIES]
+    other = RecommendationRequest(["item-2"], 3)  # of another kind, in the same batch
     together = by.answer_requests([other, *requests, other])[1:-1]
     spans = spans_of(HISTORIES, [UNKNOWN_USER] * len(HISTORIES))
     excluded = by.excluded(allow, block)

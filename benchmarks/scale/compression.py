@@ -34,7 +34,7 @@ def answers(directory: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from bert4rec.recommender import Recommender
+    from bert4rec.recommender import RecommendationRequest, Recommender
 
     before = _resident()
     started = time.perf_counter()
@@ -42,7 +42,7 @@ def answers(directory: str) -> None:
     seconds_to_load = time.perf_counter() - started
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, len(recommender.vocabulary), (BATCH, LENGTH))
-    requests = [recommender.encode_request([recommender.vocabulary.raw(int(token)) for token in row]) for row in tokens]
+    requests = [RecommendationRequest([recommender.vocabulary.raw(int(token)) for token in row]) for row in tokens]
     recommender.answer_requests(requests)
     after = _resident()
     model = recommender.model.state()

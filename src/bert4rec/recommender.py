@@ -61,9 +61,14 @@ class Recommendations:
 
 
 @dataclass(frozen=True)
-class EncodedRequest:
-    request: Request
-    unknown: list[object]
+class RecommendationRequest:
+    """A history of raw ids, oldest first, and what may be recommended."""
+
+    history: Iterable[object]
+    k: int = 10
+    exclude_seen: bool = True
+    allow: Iterable[object] | None = None
+    block: Iterable[object] | None = None
 
 
 class Recommender:
@@ -91,36 +96,28 @@ class Recommender:
         block: Iterable[object] | None = None,
     ) -> Recommendations:
         """The `k` best next items for one history of raw ids, oldest first."""
-        request = self.encode_request(history, k, exclude_seen, allow, block)
-        return self.answer_requests([request])[0]
+        return self.answer_requests([RecommendationRequest(history, k, exclude_seen, allow, block)])[0]
 
-    def encode_request(
-        self,
-        history: Iterable[object],
-        k: int = 10,
-        exclude_seen: bool = True,
-        allow: Iterable[object] | None = None,
-        block: Iterable[object] | None = None,
-    ) -> EncodedRequest:
-        """A checked request in the model's own tokens, to be answered together with others."""
-        self._check_reads_histories()
-        if isinstance(history, str | bytes):
-            raise ValueError(f"history is {history!r}: pass a list of item ids, oldest first")
-        _check_k(k)
-        encode = self.vocabulary.encode
-        known, unknown = encode(history)
-        allowed = None if allow is None else encode(allow)[0]
-        blocked = [] if block is None else encode(block)[0]
-        return EncodedRequest(Request(known, k, exclude_seen, allowed, blocked), unknown)
-
-    def answer_requests(self, encoded: Sequence[EncodedRequest]) -> list[Recommendations]:
+    def answer_requests(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
         """An answer to every request, all scored together, on the calling thread."""
-        requests = [each.request for each in encoded]
-        rankings = answer_requests(self.model, self._popularity, requests, self.index)
+        encoded, unknown = zip(*map(self._encode, requests), strict=True)
+        rankings = answer_requests(self.model, self._popularity, encoded, self.index)
         return [
-            self._named(ranking, 0, each.unknown, is_fallback=not each.request.history)
-            for ranking, each in zip(rankings, encoded, strict=True)
+            self._named(ranking, 0, skipped, is_fallback=not each.history)
+            for ranking, each, skipped in zip(rankings, encoded, unknown, strict=True)
         ]
+
+    def _encode(self, request: RecommendationRequest) -> tuple[Request, list[object]]:
+        """The request in tokens, checked, and the unknown ids of its history."""
+        self._check_reads_histories()
+        if isinstance(request.history, str | bytes):
+            raise ValueError(f"history is {request.history!r}: pass a list of item ids, oldest first")
+        _check_k(request.k)
+        encode = self.vocabulary.encode
+        known, unknown = encode(request.history)
+        allowed = None if request.allow is None else encode(request.allow)[0]
+        blocked = [] if request.block is None else encode(request.block)[0]
+        return Request(known, request.k, request.exclude_seen, allowed, blocked), unknown
 
     def recommend_many(
         self,

@@ -6,6 +6,7 @@ Nothing heavy is imported at the top of these files: `--help` must not wait for 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -44,16 +45,23 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-train_command.add_to(app)
-model_commands.add_to(app)
-tune_command.add_to(app)
-recommend_commands.add_to(app)
-serve_command.add_to(app)
-artifact_commands.add_to(app)
-lab_command.add_to(app)
-reproduce_command.add_to(app)
-app.add_typer(data_commands.app, name="data")
-app.add_typer(histories_commands.app, name="histories")
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {  # of --help
+    "Train and recommend": (
+        *(model_commands.demo, train_command.train),
+        *(recommend_commands.recommend, recommend_commands.similar, recommend_commands.explain),
+    ),
+    "Evaluate and compare": (
+        *(model_commands.evaluate, model_commands.compare),
+        *(lab_command.lab, reproduce_command.reproduce, tune_command.tune),
+    ),
+    "Serve": (serve_command.serve, artifact_commands.index, artifact_commands.compress),
+    "Look up": (model_commands.recipes, model_commands.models, model_commands.settings),
+}
+for panel, verbs in PANELS.items():
+    for verb in verbs:
+        app.command(rich_help_panel=panel)(verb)
+app.add_typer(data_commands.app, name="data", rich_help_panel="Train and recommend")
+app.add_typer(histories_commands.app, name="histories", rich_help_panel="Serve")
 
 
 def main() -> None:

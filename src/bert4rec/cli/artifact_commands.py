@@ -20,9 +20,7 @@ def index(
             "the index, every search is exact."
         ),
     ] = "auto",
-    recall: Annotated[
-        float, typer.Option(help="Share of the ten best items that the index has to find, from 0 to 1.")
-    ] = 0.97,
+    recall: Annotated[float, typer.Option(help="Recall@10 that the index must reach, from 0 to 1.")] = 0.97,
     data: PreparedData = None,
 ) -> None:
     """Build an index of a model's items, measure its recall@10 and save it with the model.
@@ -56,11 +54,12 @@ def index(
 def compress(
     model: ModelDirectory,
     out: Annotated[Path, typer.Option(help="Directory for the smaller copy.")],
-    item_vectors: Annotated[
-        Literal["int8", "pq"], typer.Option(help="One byte per number, or product quantization: one byte for several.")
+    code: Annotated[
+        Literal["int8", "pq"],
+        typer.Option(help="int8: one byte per number; pq, product quantization: one byte for several."),
     ] = "int8",
     numbers_per_byte: Annotated[
-        int, typer.Option(help="For pq: how many numbers of an item's vector share a byte.")
+        int, typer.Option(help="For pq: how many numbers of an item embedding share a byte.")
     ] = 2,
     data: PreparedData = None,
     users: Annotated[
@@ -83,7 +82,7 @@ def compress(
             model,
             out,
             sequences,
-            code=item_vectors,
+            code=code,
             numbers_per_byte=numbers_per_byte,
             n_users=users,
             overwrite=overwrite,
@@ -103,8 +102,3 @@ def compress(
 
 def _megabytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.2f} MB"
-
-
-def add_to(app: typer.Typer) -> None:
-    for verb in (index, compress):
-        app.command()(verb)

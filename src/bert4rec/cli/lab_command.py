@@ -92,7 +92,3 @@ def _report(out: Path, printed: TextFormat | None) -> None:
             ["recommend", model, "--users", "all", "--out", "recs.parquet"],
             ["lab", "--report-only", "--out", out, "--markdown"],
         )
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(lab)

@@ -162,8 +162,3 @@ def settings(recipe: Recipe = "default", config: ConfigFile = None, overrides: O
     for name, value, meaning in setting_descriptions(load_config(recipe, config, overrides or ())):
         table.add_row(name, value, meaning)
     output.print(table)
-
-
-def add_to(app: typer.Typer) -> None:
-    for verb in (demo, evaluate, compare, recipes, models, settings):
-        app.command()(verb)

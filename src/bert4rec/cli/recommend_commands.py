@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bert4rec.recommender import Recommendation, Recommender
 
 HISTORY_HELP = "Item ids, oldest first, separated by commas."
-PARTS = "A directory of parts"
+PARTS = "Writing a directory"
 
 
 @reads_a_table
@@ -47,7 +47,9 @@ def recommend(
         ),
     ] = None,
     k: Count = 10,
-    keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Recommend items of the history too.")] = False,
+    keep_seen: Annotated[
+        bool, typer.Option("--keep-seen", help="Also recommend items that are in the history.")
+    ] = False,
     allow: Annotated[str | None, typer.Option(help="Only these items, separated by commas.")] = None,
     block: Annotated[str | None, typer.Option(help="Never these items, separated by commas.")] = None,
     retrieval: Annotated[
@@ -56,7 +58,8 @@ def recommend(
     ] = "auto",
     data: PreparedData = None,
     parts: Annotated[
-        int | None, typer.Option(help="How many files; by default it depends on the users.", rich_help_panel=PARTS)
+        int | None,
+        typer.Option(help="Number of files; by default it follows from the number of users.", rich_help_panel=PARTS),
     ] = None,
     workers: Annotated[
         int | None,
@@ -138,7 +141,7 @@ def explain(
     item: Annotated[str, typer.Argument(help="The id of the item to explain.")],
     history: Annotated[str, typer.Option(help=HISTORY_HELP)],
 ) -> None:
-    """Show how much each item of a history speaks for an item, and where attention went."""
+    """Show how much each item of a history raises or lowers the score of an item, and the attention weights."""
     from rich.table import Table
 
     from bert4rec.recommender import Recommender
@@ -196,8 +199,3 @@ def _print_items(found: list[Recommendation], score_name: str, has_probability: 
         chance = "–" if math.isnan(each.probability) else f"{each.probability:.2%}"
         table.add_row(*cells, *([chance] if has_probability else []))
     output.print(table)
-
-
-def add_to(app: typer.Typer) -> None:
-    for verb in (recommend, similar, explain):
-        app.command()(verb)

@@ -164,7 +164,3 @@ def _draw_attention(reproduction: Reproduction, run: Path, data: str | None, out
         f"Attention over {maps.n_users:,} histories: {out / 'attention.png'}, .svg and .json",
     )
     return all(claims.values())
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(reproduce)

@@ -41,7 +41,3 @@ def serve(
 
     check_before_start(settings)
     run(settings, on_ready=on_ready)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(serve)

@@ -38,25 +38,24 @@ def train(
     config: ConfigFile = None,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a model that is there already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model at --out.")] = False,
     baselines: Annotated[bool, typer.Option(help="Evaluate popularity and a Markov chain too, for comparison.")] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard logs too.")] = False,
     threads: Annotated[
-        int | None, typer.Option(help="CPU threads per process; all cores by default, with Ray one.")
+        int | None,
+        typer.Option(help="CPU threads; all cores by default, with Ray one per process. Not with --processes."),
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="End training with the epoch in which this many minutes are over.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after the epoch that reaches this many minutes.")] = None,
     keep_stages: Annotated[
-        bool, typer.Option("--keep-stages", help="Keep the best weights of each stage, too.")
+        bool, typer.Option("--keep-stages", help="Also write the best weights of each stage.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print memory and minutes, from a few timed steps.")
+        bool, typer.Option("--dry-run", help="Estimate memory and minutes from a few timed steps; train nothing.")
     ] = False,
     processes: Annotated[int, typer.Option(help="Train in this many processes (on this machine, by torchrun).")] = 1,
     launcher: Annotated[
         Literal["torchrun", "ray"] | None,
-        typer.Option(help="What starts the processes: torchrun here, or Ray on its cluster."),
+        typer.Option(help="How to start the processes: torchrun on this machine, or Ray on a cluster."),
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help=RAY_ADDRESS_HELP)] = None,
     *,
@@ -207,7 +206,3 @@ def _print_result(sequences: Sequences, outcome: Outcome, out: Path) -> None:
         *([["compare", out / "baselines" / "markov", out]] if outcome.baselines else []),
         *([] if needs_known_user else [["serve", out, "--open"]]),
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(train)

@@ -84,7 +84,3 @@ def _show(result: TuningResult, out: Path) -> None:
         lines.append("Importance: how well a setting separates the good trials from the others (PED-ANOVA).")
     output.print(TextTable(columns, rows).to_terminal("The best settings"))
     print_lines(*lines, f"The recipe: {out / 'best.toml'}", f"All trials: {out / 'trials.csv'}", "")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command()(tune)

@@ -18,7 +18,7 @@ from bert4rec.data.sequences import Vocabulary
 from bert4rec.durable import MANIFEST
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.sequence_model import SequenceModel
-from bert4rec.recommender import Recommendations, Recommender, Retrieval
+from bert4rec.recommender import RecommendationRequest, Recommender, Retrieval
 from bert4rec.scoring import dot_product_of
 
 MAX_MATCHES = 2_000  # considered per search, the most popular first
@@ -73,17 +73,6 @@ class ModelRefused(Exception):
     """A new model cannot be served; the old one still is."""
 
 
-@dataclass(frozen=True)
-class ModelRequest:
-    """A history and its filters, as raw ids."""
-
-    history: Sequence[str | int]
-    k: int = 10
-    exclude_seen: bool = True
-    allow: Sequence[str | int] | None = None
-    block: Sequence[str | int] | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class ServedModel:
     """One version of a model."""
@@ -107,12 +96,6 @@ class ServedModel:
         if dot_product_of(model) is not None:  # first: it does not decode quantized embeddings
             return True
         return isinstance(model, SequenceModel) and model.item_vectors() is not None
-
-    def recommend(self, requests: Sequence[ModelRequest]) -> list[Recommendations]:
-        """One result per request, all scored together."""
-        encode = self.recommender.encode_request
-        encoded = [encode(r.history, r.k, r.exclude_seen, r.allow, r.block) for r in requests]
-        return self.recommender.answer_requests(encoded)
 
     def popularity(self) -> ServedModel:
         """The most popular items of the same catalogue: the baseline that is always served."""
@@ -237,9 +220,9 @@ def _check_model(served: ServedModel, directory: Path) -> None:
     popular = np.argsort(-recommender.vocabulary.counts, kind="stable")[: N_CHECKED * 4]
     ids = [recommender.vocabulary.raw(int(token)) for token in popular]
     histories = [*(ids[i::N_CHECKED] for i in range(N_CHECKED)), []]
-    requests = [ModelRequest(history, k=3, exclude_seen=False) for history in histories]
+    requests = [RecommendationRequest(history, k=3, exclude_seen=False) for history in histories]
     has_index = recommender.index is not None  # an index gives no probabilities
-    for result in served.recommend(requests):
+    for result in served.recommender.answer_requests(requests):
         numbers = [found.score for found in result]
         numbers += [] if has_index else [found.probability for found in result]
         if len(result) != min(3, n_items) or not all(map(math.isfinite, numbers)):

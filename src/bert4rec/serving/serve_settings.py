@@ -27,7 +27,9 @@ class ServeSettings:
     """What has a description is an argument or option of `bert4rec serve`. Times are in seconds."""
 
     model: Annotated[Path, typer.Argument(help="Directory of a trained model.")]
-    host: Annotated[str, typer.Option(help="Address to listen on; one that others can reach needs keys.")] = "127.0.0.1"
+    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines can reach needs --keys.")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000
     workers: Annotated[int, typer.Option(help="Number of processes; they share histories in the store.", min=1)] = 1
     compare: Annotated[
@@ -42,14 +44,17 @@ class ServeSettings:
     ] = None
     keys: Annotated[Path | None, typer.Option(help="File of API keys, with lines `read KEY` or `admin KEY`.")] = None
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Another host name to answer to without keys; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Host name to accept besides localhost when there are no keys; may be repeated."),
     ] = None
     watch: Annotated[bool, typer.Option("--watch", help="Load a new model as soon as it is in the directory.")] = False
     max_batch: Annotated[int, limit(help="Histories per batch of the model.", min=1)] = 16
     max_waiting: Annotated[int, limit(help="Histories in the queue; beyond it, 503.", min=1)] = 128
     answer_within: Annotated[float, limit(help="Seconds; a request that would take longer gets 503.", min=1e-6)] = 2.0
-    drain: Annotated[float, limit(help="Seconds to keep answering after SIGTERM.", min=0)] = 0.5
-    threads: Annotated[int, limit(help="Cores per batch of the model.", min=1)] = 1
+    drain: Annotated[
+        float, limit(help="Seconds to accept new requests after SIGTERM, while /readyz says 503.", min=0)
+    ] = 0.5
+    threads: Annotated[int, limit(help="CPU threads per batch.", min=1)] = 1
     retrieval: Annotated[
         Literal["auto", "exact"],
         typer.Option(help="auto: use the model's index if it has one; exact: score all items."),

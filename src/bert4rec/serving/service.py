@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from bert4rec.cpu_tuning import keep_freed_memory
-from bert4rec.recommender import Recommendations
+from bert4rec.recommender import RecommendationRequest, Recommendations
 from bert4rec.serving.http.problems import Problem
-from bert4rec.serving.model_registry import ModelRefused, ModelRegistry, ModelRequest, ServedModel
+from bert4rec.serving.model_registry import ModelRefused, ModelRegistry, ServedModel
 from bert4rec.serving.prometheus_metrics import ServiceMetrics
 from bert4rec.serving.request_queues import BatchingQueue, Overloaded, ResponseBudget, ThreadQueue
 from bert4rec.serving.serve_settings import ServeSettings
@@ -37,7 +37,7 @@ class Service:
         self.settings, self._main_pid = settings, main_pid
         self.metrics = ServiceMetrics()
         self.registry = ModelRegistry(settings.models, settings.retrieval)
-        self._queue: BatchingQueue[tuple[ServedModel, ModelRequest], Recommendations]
+        self._queue: BatchingQueue[tuple[ServedModel, RecommendationRequest], Recommendations]
         self._queue = BatchingQueue(
             recommend_by_model, settings.max_batch, settings.max_waiting, settings.answer_within, self.metrics.on_batch
         )
@@ -81,7 +81,7 @@ class Service:
             raise Problem(404, "unknown_model", "No such model; GET /v1/model lists them.")
         return found
 
-    async def recommend(self, served: ServedModel, requests: Sequence[ModelRequest]) -> list[Recommendations]:
+    async def recommend(self, served: ServedModel, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
         """All by the same version of a model."""
         return await self._queue.submit([(served, request) for request in requests])
 
@@ -136,12 +136,12 @@ class Service:
             log.exception("reload failed")  # keep watching
 
 
-def recommend_by_model(requests: list[tuple[ServedModel, ModelRequest]]) -> list[Recommendations]:
+def recommend_by_model(requests: list[tuple[ServedModel, RecommendationRequest]]) -> list[Recommendations]:
     """One batch per model, the results in the order of the requests."""
     results: dict[int, Recommendations] = {}
     for served in {served for served, _ in requests}:
         places = [place for place, (model, _) in enumerate(requests) if model is served]
-        made = served.recommend([requests[place][1] for place in places])
+        made = served.recommender.answer_requests([requests[place][1] for place in places])
         results |= zip(places, made, strict=True)
     return [results[place] for place in range(len(requests))]
 

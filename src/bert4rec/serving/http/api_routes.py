@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bert4rec import __version__
 from bert4rec.data.sequences import id_text
-from bert4rec.recommender import Recommendations
+from bert4rec.recommender import RecommendationRequest, Recommendations
 from bert4rec.serving import serve_settings
 from bert4rec.serving.http import schemas
 from bert4rec.serving.http.problems import Problem
-from bert4rec.serving.model_registry import ModelRefused, ModelRequest, ServedModel
+from bert4rec.serving.model_registry import ModelRefused, ServedModel
 from bert4rec.serving.service import Service
 from bert4rec.serving.store import Event, EventConflict
 
@@ -150,7 +150,7 @@ def _add_user_routes(service: Service, app: FastAPI) -> None:
         """The next items for a stored history, including every acknowledged event."""
         served = service.model(model)
         history = [event.item for event in await service.store.history(user)]
-        request = ModelRequest(history, k, exclude_seen, allow, block)
+        request = RecommendationRequest(history, k, exclude_seen, allow, block)
         [result] = await service.recommend(served, [request])
         return json_response(recommended_fields(result) | {"user": user, "n_events": len(history)}, served)
 
@@ -240,8 +240,8 @@ def json_response(content: dict[str, Any], served: ServedModel | None = None) ->
     return Response(dump_json(content), media_type="application/json", headers=headers)
 
 
-def model_request(body: schemas.RequestFilters, history: list[str | int]) -> ModelRequest:
-    return ModelRequest(history, body.k, body.exclude_seen, body.allow, body.block)
+def model_request(body: schemas.RequestFilters, history: list[str | int]) -> RecommendationRequest:
+    return RecommendationRequest(history, body.k, body.exclude_seen, body.allow, body.block)
 
 
 def recommended_fields(result: Recommendations) -> dict[str, Any]:
