@@ -9,12 +9,11 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 import torch
-import typer
 from toys import quiet, random_histories, sequences_of, small_config
 from typer.testing import CliRunner
 
 from bert4rec import model_directory
-from bert4rec.cli import artifact_commands
+from bert4rec.cli import app
 from bert4rec.compression import compress, quantize
 from bert4rec.data.database import read_parquet
 from bert4rec.data.sequences import Sequences
@@ -313,9 +312,6 @@ def test_the_verb_prints_the_difference_and_needs_no_index(tmp_path: Path, monke
     indexed.save_index(model)
     monkeypatch.setattr(model_directory, "read_index", None)
     sequences.save(tmp_path / "data")
-    app = typer.Typer()
-    app.callback()(lambda: None)  # more than one verb, as in the program
-    artifact_commands.add_to(app)
     words = ["compress", str(model), "--out", str(tmp_path / "small"), "--data"]
     done = CliRunner().invoke(app, [*words, str(tmp_path / "data")])
     assert done.exit_code == 0, done.output

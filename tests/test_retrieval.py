@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -17,7 +16,7 @@ from toys import sequences_of, small_config, untrained_recommender
 from typer.testing import CliRunner
 
 from bert4rec import model_directory, scoring
-from bert4rec.cli.artifact_commands import add_to
+from bert4rec.cli import app
 from bert4rec.data.splits import Spans, leave_one_out
 from bert4rec.durable import verify_manifest, write_manifest
 from bert4rec.item_mask import ExcludedItems, ItemMask
@@ -476,9 +475,6 @@ def test_the_verb_builds_measures_and_takes_away(tmp_path: Path) -> None:
     plain = Recommender(EXACT.model, sequences.vocabulary, EXACT.config, about)
     plain.save(tmp_path / "model")
     assert len(leave_one_out(sequences).validation) > 40
-
-    app = typer.Typer()
-    add_to(app)
 
     def bert4rec_index(*options: str) -> str:
         done = CliRunner().invoke(app, ["index", str(tmp_path / "model"), *options])
