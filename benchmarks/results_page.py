@@ -278,7 +278,7 @@ def run_facts(name: str) -> str:
             best[event["stage"]] = event
     epochs = {event["stage"]: event["epoch"] for event in events}  # the last of each stage
     stages = ", then ".join(
-        f"{epochs[stage]} epochs of the {stage} stage to {number(event['ndcg@10'])}" for stage, event in best.items()
+        f"{epochs[stage]} epochs of `{stage}` to {number(event['ndcg@10'])}" for stage, event in best.items()
     )
     score = read(f"{name}/metrics.json")["metrics"]["full"]["NDCG@10"]
     minutes = read(f"{name}/about.json")["training"]["seconds"] / 60

@@ -23,7 +23,7 @@ from bert4rec.cli.options import (
 
 
 def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Path("runs/demo")) -> None:
-    """Train, evaluate and recommend on the embedded data set, in about a minute and a half."""
+    """Train, evaluate and recommend on the embedded data set, in about a minute."""
     from rich.table import Table
 
     from bert4rec.config import load_config
@@ -51,13 +51,14 @@ def demo(out: Annotated[Path, typer.Option(help="Directory of the model.")] = Pa
         table.add_column(column)
     for token in history[-6:]:
         table.add_row("[dim]watched[/dim]", f"[dim]{vocabulary.title(token)}[/dim]", "")
-    for place, found in enumerate(outcome.recommender.recommend(watched, 10), 1):
-        table.add_row(str(place), found.title, f"{found.probability:.1%}")
+    found = outcome.recommender.recommend(watched, 10).items
+    for place, each in enumerate(found, 1):
+        table.add_row(str(place), each.title, f"{each.probability:.1%}")
     output.print(table)
     ids = ",".join(str(raw) for raw in watched)
     print_next(
         ["recommend", out, "--history", ids],
-        ["explain", out, found.item, "--history", ids],
+        ["explain", out, found[0].item, "--history", ids],
         ["compare", out / "baselines" / "markov", out],
         ["serve", out, "--compare", out / "baselines" / "markov", "--open"],
         ["train", "your_clicks.csv"],
