@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from bert4rec.cli.console import output, printable, progress_bar, say
-from bert4rec.cli.options import TableOptions, reads_a_table
+from bert4rec.cli.options import HistoryTableOptions, reads_histories
 
 if TYPE_CHECKING:
     from bert4rec.data.sequences import Sequences
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 @app.command("import")
-@reads_a_table
+@reads_histories
 def import_table(
     data: Annotated[str, typer.Argument(help="A table of interactions, a prepared directory, or `demo`.")],
     store: StoreUrl,
     *,
-    table: TableOptions,
+    table: HistoryTableOptions,
 ) -> None:
     """Import the histories of a table into a store; importing again adds only what is new."""
     import tempfile
@@ -84,12 +84,12 @@ def compact(store: StoreUrl) -> None:
     output.print(f"{path} has {path.stat().st_size:,} bytes now", markup=False, highlight=False)
 
 
-def _sequences(data: str, table: TableOptions, folder: Path) -> Sequences:
+def _sequences(data: str, table: HistoryTableOptions, folder: Path) -> Sequences:
     from bert4rec.data.sequences import Sequences
 
     if (Path(data) / "meta.json").is_file():
         return Sequences.load(data)
-    return table.prepare_histories(data, folder / "histories")
+    return table.prepare(data, folder / "histories")
 
 
 def _with_store(url: str, query: Callable[[HistoryStore], Awaitable[T]], *, may_create: bool = True) -> T:

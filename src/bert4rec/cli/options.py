@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bert4rec.data.filters import DataSettings
     from bert4rec.data.sequences import Sequences
     from bert4rec.data.staging import PrepareWorkers
+    from bert4rec.data.table_file import Reading
 
 DATA_HELP = (
     "A table of interactions (CSV, TSV, Parquet, JSONL, .dat, `user item` lines; gzip too), "
@@ -38,25 +39,6 @@ RAY_ADDRESS_HELP = (
     "HOST:PORT of a Ray cluster, or `auto` for the one of this machine. Defaults to RAY_ADDRESS; "
     "without either, Ray is started on this machine."
 )
-
-TABLE = "How to read the table"
-UserColumn = Annotated[str | None, typer.Option(help="Column of user ids.", rich_help_panel=TABLE)]
-ItemColumn = Annotated[str | None, typer.Option(help="Column of item ids.", rich_help_panel=TABLE)]
-TimeColumn = Annotated[
-    str | None, typer.Option(help="Column of times. Without it, rows must be in time order.", rich_help_panel=TABLE)
-]
-Delimiter = Annotated[str | None, typer.Option(help="What separates the columns.", rich_help_panel=TABLE)]
-Header = Annotated[
-    bool | None,
-    typer.Option("--header/--no-header", help="Whether the first line holds column names.", rich_help_panel=TABLE),
-]
-Encoding = Annotated[str | None, typer.Option(help="Text encoding, utf-8 by default.", rich_help_panel=TABLE)]
-OnBadRows = Annotated[
-    Literal["error", "skip"],
-    typer.Option(
-        help="Rows without a readable id or time: stop at the first, or skip and count them.", rich_help_panel=TABLE
-    ),
-]
 
 
 def training_data(about: dict[str, object], named: str | None) -> Sequences:
@@ -112,66 +94,44 @@ def text_format(latex: bool, markdown: bool) -> Literal["latex", "markdown"] | N
     return "latex" if latex else "markdown" if markdown else None
 
 
+def _table(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="How to read the table")
+
+
 @dataclass(frozen=True)
-class TableOptions:
+class HistoryTableOptions:
+    """How to read a table of histories, for a model that is trained already."""
+
     memory: Annotated[str, typer.Option(help="Memory for sorting the table; the rest goes to disk.")] = "512MB"
-    user: UserColumn = None
-    item: ItemColumn = None
-    time: TimeColumn = None
-    rating: Annotated[str | None, typer.Option(help="Column of ratings or weights.", rich_help_panel=TABLE)] = None
-    delimiter: Delimiter = None
-    header: Header = None
-    encoding: Encoding = None
-    on_bad_rows: OnBadRows = "error"
-    items: Annotated[
-        str | None, typer.Option(help="Table with a title (and more) for each item.", rich_help_panel=TABLE)
+    user: Annotated[str | None, _table(help="Column of user ids.")] = None
+    item: Annotated[str | None, _table(help="Column of item ids.")] = None
+    time: Annotated[str | None, _table(help="Column of times. Without it, rows must be in time order.")] = None
+    delimiter: Annotated[str | None, _table(help="What separates the columns.")] = None
+    header: Annotated[
+        bool | None, _table("--header/--no-header", help="Whether the first line holds column names.")
     ] = None
+    encoding: Annotated[str | None, _table(help="Text encoding, utf-8 by default.")] = None
+    on_bad_rows: Annotated[
+        Literal["error", "skip"],
+        _table(help="Rows without a readable id or time: stop at the first, or skip and count them."),
+    ] = "error"
     allow_remote: Annotated[
-        bool,
-        typer.Option(
-            "--allow-remote",
-            help="The table may be Parquet files at s3://…, gs://… or https://….",
-            rich_help_panel=TABLE,
-        ),
+        bool, _table("--allow-remote", help="The table may be Parquet files at s3://…, gs://… or https://….")
     ] = False
 
-    def open(
-        self,
-        data: str,
-        config: DataSettings | None,
-        out: Path | None = None,
-        *,
-        threads: int | None = None,
-        workers: PrepareWorkers | None = None,
-    ) -> Sequences:
-        """The prepared data, downloaded and prepared if needed, with progress on standard error."""
-        from bert4rec.data.sources import Reading, open_data
+    def reading(self) -> Reading:
+        from bert4rec.data.table_file import Reading
 
-        values = asdict(self)
-        memory = values.pop("memory")
-        with progress_bar("downloading") as on_download:
-            return open_data(
-                data,
-                config,
-                Reading(**values),
-                out=out,
-                memory_limit=memory,
-                threads=threads,
-                workers=workers,
-                say=say,
-                on_download=on_download,
-            )
+        return Reading(**{name: value for name, value in asdict(self).items() if name != "memory"})
 
-    def prepare_histories(self, data: str, out: Path) -> Sequences:
-        """The whole histories of a table, for a model that is trained already; in `out`."""
+    def prepare(self, data: str, out: Path) -> Sequences:
+        """The whole histories, in `out`."""
         from bert4rec.data.prepare import prepare
-        from bert4rec.data.sources import Reading, interactions_of
+        from bert4rec.data.sources import interactions_of
 
-        values = asdict(self)
-        memory = values.pop("memory")
         with progress_bar("downloading") as on_download:
-            interactions = interactions_of(data, Reading(**values), on_download)
-        return prepare(interactions, out=out, memory_limit=memory, for_training=False, progress=say)
+            interactions = interactions_of(data, self.reading(), on_download)
+        return prepare(interactions, out=out, memory_limit=self.memory, for_training=False, progress=say)
 
     def as_words(self) -> list[str]:
         """The given options, as typed on a command line."""
@@ -185,6 +145,39 @@ class TableOptions:
             else:
                 words += [f"--{name}", str(value)]
         return words
+
+
+@dataclass(frozen=True)
+class TableOptions(HistoryTableOptions):
+    """How to read a table to train on."""
+
+    rating: Annotated[str | None, _table(help="Column of ratings or weights.")] = None
+    items: Annotated[str | None, _table(help="Table with a title (and more) for each item.")] = None
+
+    def open(
+        self,
+        data: str,
+        config: DataSettings | None,
+        out: Path | None = None,
+        *,
+        threads: int | None = None,
+        workers: PrepareWorkers | None = None,
+    ) -> Sequences:
+        """The prepared data, downloaded and prepared if needed, with progress on standard error."""
+        from bert4rec.data.sources import open_data
+
+        with progress_bar("downloading") as on_download:
+            return open_data(
+                data,
+                config,
+                self.reading(),
+                out=out,
+                memory_limit=self.memory,
+                threads=threads,
+                workers=workers,
+                say=say,
+                on_download=on_download,
+            )
 
 
 def takes(group: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -211,3 +204,4 @@ def takes(group: type, name: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 reads_a_table = takes(TableOptions, "table")
+reads_histories = takes(HistoryTableOptions, "table")

@@ -13,11 +13,11 @@ from bert4rec.cli.console import output, printable, progress_bar, resumable, say
 from bert4rec.cli.options import (
     RAY_ADDRESS_HELP,
     Count,
+    HistoryTableOptions,
     ModelDirectory,
     PreparedData,
-    TableOptions,
     is_given,
-    reads_a_table,
+    reads_histories,
     split_ids,
     training_data,
 )
@@ -31,7 +31,7 @@ HISTORY_HELP = "Item ids, oldest first, separated by commas."
 PARTS = "Writing a directory"
 
 
-@reads_a_table
+@reads_histories
 def recommend(
     context: typer.Context,
     model: ModelDirectory,
@@ -77,7 +77,7 @@ def recommend(
         bool, typer.Option("--overwrite", help="Delete the parts that are there.", rich_help_panel=PARTS)
     ] = False,
     *,
-    table: TableOptions,
+    table: HistoryTableOptions,
 ) -> None:
     """Recommend the next items for one history, or for many users into a file or a directory."""
     if (history is None) == (users is None):
@@ -102,7 +102,7 @@ def recommend(
 
     def prepare_users(place: Path, about: dict[str, Any]) -> Sequences:
         """The users of the training data, or those of a table, which is prepared at `place`."""
-        return training_data(about, data) if users == "all" else table.prepare_histories(users, place)
+        return training_data(about, data) if users == "all" else table.prepare(users, place)
 
     if is_directory:
         with resumable(Path(out)), progress_bar("recommending") as update:
