@@ -131,7 +131,7 @@ def test_next_item_queries_what_the_windows_of_its_users_say(n_targets: int, has
     batch = make_batch(objective, windows.take(rows), PAD, generator(), SMALL)
     assert len(batch.microbatches) > 2
     assert batch.n_sequences == len(rows)
-    assert {each.appends_mask for each in batch.microbatches} == {has_mask}
+    assert {each.inserts_masks for each in batch.microbatches} == {has_mask}
     assert queries_of(batch) == expected
 
 

@@ -142,7 +142,7 @@ def large_weights(config: Config, n_items: int) -> SequenceModel:
 def plain_loss(model: SequenceModel, batch: Batch, loss: str) -> torch.Tensor:
     total = torch.zeros(())
     for each in batch.microbatches:
-        encode = model.encode_prefixes if each.appends_mask else model.encode_queries
+        encode = model.encode_prefixes if each.inserts_masks else model.encode_queries
         h = encode(each.tokens, each.positions, each.users)
         scores = model.output_layer().block_scores(h, 0, model.n_items)
         if loss == "cross-entropy":

@@ -133,7 +133,7 @@ def plain_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor
         for block in model.blocks:
             x = block(x, visible[None, None])
         out.append(x[0, n:])
-    return scores_at(model, model.output_head(torch.cat(out)))
+    return scores_at(model, model.output_transform(torch.cat(out)))
 
 
 @models

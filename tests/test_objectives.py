@@ -58,7 +58,7 @@ def hidden_by(stage: ClozeStage, sequences: Tensor, seed: int = 0) -> Tensor:
     """(B, L) which items are hidden, after a look at what the model sees and predicts."""
     objective = stage.build(spans_of([3]), WITH_MASK)
     inputs, targets, is_query = objective.make_examples(sequences, generator(seed))
-    assert not objective.appends_mask
+    assert not objective.inserts_masks
     hidden = inputs == MASK
     assert torch.equal(inputs[~hidden], sequences[~hidden])
     assert torch.equal(targets[:, :, 0], sequences)
@@ -113,7 +113,7 @@ def test_last_item_leaves_out_single_items_and_hides_the_last_one() -> None:
     assert torch.equal(is_query[:, :, 0], is_last_item(sequences, PAD))
     assert torch.equal(inputs, sequences.masked_fill(is_query[:, :, 0], MASK))
     assert torch.equal(targets[:, :, 0], sequences)
-    assert not objective.appends_mask
+    assert not objective.inserts_masks
 
 
 def test_prefixes_end_anywhere_after_the_first_item_and_some_at_the_end() -> None:
@@ -141,7 +141,7 @@ def test_next_item_predicts_the_items_after_each_one(n_targets: int) -> None:
     assert width == MAX_LEN + 1
     assert torch.equal(inputs, sequences[:, :-1])
     assert targets.shape == is_query.shape == (*inputs.shape, n_targets)
-    assert not objective.appends_mask
+    assert not objective.inserts_masks
     for row, shown in enumerate(sequences.tolist()):
         for place in range(width - 1):
             for t in range(n_targets):
@@ -156,7 +156,7 @@ def test_next_item_of_a_model_with_a_mask_leaves_a_position_for_it() -> None:
     objective = NextItemStage(window_stride=None).build(spans_of([5, 2, 9, 1, 30]), WITH_MASK)
     sequences = padded_sequences(objective)
     inputs, targets, is_query = objective.make_examples(sequences, generator())
-    assert objective.appends_mask
+    assert objective.inserts_masks
     assert inputs.shape[1] == MAX_LEN - 1
     assert is_query.sum((1, 2)).tolist() == [4, 1, 8, MAX_LEN - 1]
     assert torch.equal(targets[is_query], inputs[is_query[:, :, 0]] + 1)
@@ -186,7 +186,7 @@ def test_next_item_queries_at_most_so_many_places_and_prefers_none(n_targets: in
         is_chosen = is_query[:, :, 0]
         assert is_chosen.sum(1).eq(2).all()
         # a chosen place has all targets that it had before, another one none
-        assert torch.equal(is_query[is_chosen], all_queries.is_query[is_chosen])
+        assert torch.equal(is_query[is_chosen], all_queries.is_target[is_chosen])
         assert not is_query[~is_chosen].any()
         n_queries += is_chosen.sum(0)
     share = 2 / n_places
@@ -199,7 +199,7 @@ def test_a_bidirectional_prefix_ends_at_a_random_item() -> None:
     stage = NextItemStage(bidirectional_prefix=True, window_stride=None)
     objective = stage.build(spans_of([8] * 300 + [2]), WITH_MASK)
     _, _, is_query = objective.make_examples(padded_sequences(objective), generator())
-    assert objective.appends_mask
+    assert objective.inserts_masks
     firsts = set()
     for row, queried in enumerate(is_query[:, :, 0]):
         places = queried.nonzero()[:, 0].tolist()

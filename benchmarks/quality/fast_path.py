@@ -87,7 +87,7 @@ class PlainPath:
 
     def step(self, batch: Examples, learning_rate: float, seed: int) -> None:
         torch.manual_seed(seed)  # of the dropout
-        is_query = batch.is_query[:, :, 0]
+        is_query = batch.is_target[:, :, 0]
         scores = self.model(batch.inputs)[is_query]
         self.optimizer.zero_grad()
         F.cross_entropy(scores, batch.targets[:, :, 0][is_query]).backward()

@@ -61,7 +61,7 @@ class ModelSpec(NamedTuple):
 
 
 class StageSettings(Settings):
-    """One stage of training: the settings that all objectives share."""
+    """Settings of a stage of training: those that all objectives share. Each subclass is of one objective."""
 
     objective: str = Field(description="what the model is trained to predict")
     epochs: Count = Field(description="maximum number of epochs; 0 skips the stage")
@@ -82,7 +82,7 @@ class Examples(NamedTuple):
 
     inputs: Tensor  # (B, L) tokens
     targets: Tensor  # (B, L, T) items
-    is_query: Tensor  # (B, L, T) whether the target counts in the loss; the others are padding or unused
+    is_target: Tensor  # (B, L, T) whether the target counts in the loss; the others are padding or unused
 
 
 class Objective(NamedTuple):
@@ -90,8 +90,9 @@ class Objective(NamedTuple):
 
     draw_sequences: Callable[[np.random.Generator], Spans]
     make_examples: Callable[[Tensor, torch.Generator], Examples]  # of (B, L) tokens
-    # Whether `inputs` hold no [MASK], and the model inserts one after every query position.
-    appends_mask: bool = False
+    # Whether `inputs` hold no [MASK] and the model inserts one after every query position. The items up to
+    # the first query of a row then see each other in both directions, later ones only those before them.
+    inserts_masks: bool = False
 
 
 class ClozeStage(StageSettings):
@@ -119,10 +120,10 @@ class ClozeStage(StageSettings):
     def _mask(self, sequences: Tensor, pad: int, generator: torch.Generator) -> Tensor:
         """(B, L) true where an item is masked.
 
-        The number of masked items of a row is binomial(length, mask_ratio), clamped to 1 … length - 1
-        and to `max_queries`; the authors' code rounds mask_ratio · length. The items with the smallest
-        random keys are masked, so that every position has the same chance, clamped or not. In some
-        rows only the last item is masked.
+        The number of masked items of a row is binomial(length, mask_ratio), clamped to 1 … max(1,
+        length - 1) and to `max_queries`; the authors' code rounds mask_ratio · length. The items with the smallest
+        random keys are masked, so that every position has the same chance, clamped or not. In a share
+        `last_item_share` of the rows only the last item is masked.
         """
         keys = torch.rand(sequences.shape, generator=generator)
         is_real = sequences != pad
@@ -166,28 +167,28 @@ class NextItemStage(StageSettings):
     window_stride: WindowStride = 0.5
     bidirectional_prefix: bool = Field(
         False,
-        description="for models with a [MASK]: queries start at a random item, and the items up to the first query "
+        description="for bert4rec: queries start at a random item, and the items up to the first query "
         "see each other in both directions, as when the model recommends",
     )
 
     def build(self, train: Spans, spec: ModelSpec) -> Objective:
-        # The last item is only a target: a model without a [MASK] can take windows of one item more.
+        # The last item is only a target. A [MASK] takes its place; without one, windows can have one item more.
         window_length = spec.max_len if spec.has_mask else spec.max_len + 1
         windows = sliding_windows(with_two_or_more_items(train), window_length, self.window_stride)
 
         def examples(sequences: Tensor, generator: torch.Generator) -> Examples:
             targets = F.pad(sequences[:, 1:], (0, spec.n_targets - 1), value=spec.pad_token)
             targets = targets.unfold(1, spec.n_targets, 1)  # (B, L, T)
-            is_query = targets != spec.pad_token
-            is_query_position = is_query[:, :, 0]  # (B, L)
+            is_target = targets != spec.pad_token
+            is_query = is_target[:, :, 0]  # (B, L)
             if self.bidirectional_prefix:
-                torch.rand(len(sequences), generator=generator)  # without this draw all published figures change
-                is_query_position = is_query_position & from_random_query_on(is_query_position, generator)
+                torch.rand(len(sequences), generator=generator)  # unused: keeps the random numbers of the runs in docs/
+                is_query = is_query & from_random_query_on(is_query, generator)
             if self.max_queries is not None:
-                is_query_position = random_subset(is_query_position, self.max_queries, generator)
-            return Examples(sequences[:, :-1], targets, is_query & is_query_position[:, :, None])
+                is_query = random_subset(is_query, self.max_queries, generator)
+            return Examples(sequences[:, :-1], targets, is_target & is_query[:, :, None])
 
-        return Objective(lambda _: windows, examples, appends_mask=spec.has_mask)
+        return Objective(lambda _: windows, examples, inserts_masks=spec.has_mask)
 
 
 class DenoisingStage(StageSettings):
@@ -213,6 +214,7 @@ class DenoisingStage(StageSettings):
         return Objective(lambda _: windows, examples)
 
 
+# Name → the settings class of a stage with this objective; its `build` makes the `Objective`.
 OBJECTIVES: Registry[type[StageSettings]] = Registry(
     "objective",
     {
@@ -231,7 +233,7 @@ def with_two_or_more_items(spans: Spans) -> Spans:
 def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
     """Histories longer than `max_len` in windows, the latest first; the others whole.
 
-    Each window starts `stride · max_len` items before the one after it; None keeps only the latest.
+    Windows end `stride · max_len` items apart, counted back from the end; None keeps only the latest.
     """
     lengths = spans.lengths
     step = max_len if stride is None else max(1, int(max_len * stride))
@@ -247,7 +249,7 @@ def sliding_windows(spans: Spans, max_len: int, stride: float | None) -> Spans:
 
 
 def random_prefixes(spans: Spans, max_len: int, generator: np.random.Generator) -> Spans:
-    """Each history up to a random item, or up to its end; of these the last `max_len` items, two at least."""
+    """Each history up to a random item, the second at least, or whole; of these the last `max_len` items."""
     cuts = generator.integers(2, spans.lengths + 1)
     is_cut = generator.random(len(spans)) < RANDOM_CUT_SHARE
     ends = np.where(is_cut, spans.starts + cuts, spans.ends)

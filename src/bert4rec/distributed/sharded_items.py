@@ -161,7 +161,7 @@ class ShardedItems(Replica):
         return float((self.group.sum(square)[0] + rest) ** 0.5)
 
     @torch.inference_mode()
-    def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
+    def held_out_ranks(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
         """Each process encodes its share of the histories, and scores its own items for those of all."""
         self.model.eval()
         n, ranks = self.group.n, torch.zeros(len(held_out), dtype=torch.int64)

@@ -1,14 +1,16 @@
 """BERT4Rec (Sun et al., CIKM 2019): a bidirectional Transformer that fills in masked items.
 
 `forward` computes Eq. 1 to 7 of the paper, with two additions of the authors' code: LayerNorm and
-dropout after the embedding, and LayerNorm in the output head. The default initialization is not the
-paper's: `initialization = "paper"`, `output_bias = "zero"` and `output_gain = 1` are, as in the
-recipe `bert4rec`.
+dropout after the embedding, and LayerNorm in the output head. The defaults start differently:
+`initialization = "paper"`, `output_bias = "zero"` and `output_gain = 1` start as the authors' code
+does, and the recipe `bert4rec` sets all three.
 
 Training and scoring need the predictions at a few *query positions* only ("query" is not the Q of
 attention). `encode_queries` returns the vectors there that `forward` multiplies by Eᵀ; a test checks
-that both agree. `encode_prefixes` does the same with a `[MASK]` inserted after each given position,
-which sees only itself and the items up to there. Both are in models/kernels/.
+that both agree. `encode_prefixes` is for training with `next_item`: it inserts a `[MASK]` after each
+given position, which sees itself and the items up to there. Unlike in `forward`, no item sees a
+`[MASK]`, and items after the first query of a row see only those before them. Both are in
+models/kernels/.
 
 models/initialization.py sets the initial weights, and training/setup.py the initial output bias, from
 item counts. `config.resolve` replaces `auto` by a number before the model is built.
@@ -47,7 +49,7 @@ class BERT4RecSettings(SequenceModelSettings):
     initialization: Literal["local", "paper"] = Field(
         "local",
         description="paper: truncated normal with standard deviation 0.02, cut at ±0.04 as in the authors' code; "
-        "local: attention first weights the preceding item most",
+        "local: at the start of training attention is highest on the preceding item",
     )
     output_bias: Literal["popularity", "zero"] = Field(
         "popularity", description="initial output bias: the items' log popularity, or zero"
@@ -91,7 +93,7 @@ class BERT4Rec(SequenceModel):
         self.item_embedding = RowEmbedding(n_items + 2, dim)  # E, then a row each for PAD and MASK
         has_positions = "positions" not in without
         self.position_embedding = nn.Embedding(settings.max_len, dim) if has_positions else None
-        self.norm = nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim)  # this and the dropout are of the embedding; blocks have their own
         self.dropout = ByteDropout(settings.dropout)
         self.blocks = nn.ModuleList(
             Block(dim, settings.heads, settings.dropout, settings.attention_dropout, without)
@@ -113,7 +115,7 @@ class BERT4Rec(SequenceModel):
             visible = visible & causal_mask(tokens)
         for block in self.blocks:
             x = block(x, visible)
-        return F.linear(self.output_head(x), self.item_embedding.weight[: self.n_items], self.output_bias)  # Eq. 7
+        return F.linear(self.output_transform(x), self.item_embedding.weight[: self.n_items], self.output_bias)  # Eq. 7
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(B, L) → (B, L, D): item + position embedding (Section 3.4)."""
@@ -123,7 +125,7 @@ class BERT4Rec(SequenceModel):
         out: Tensor = self.dropout(self.norm(x))
         return out
 
-    def output_head(self, h: Tensor) -> Tensor:
+    def output_transform(self, h: Tensor) -> Tensor:
         """LN(GELU(h W + b)): Eq. 7 up to the product with Eᵀ; the LayerNorm is of the authors' code."""
         out: Tensor = self.output_norm(F.gelu(self.output_projection(h)))
         return out
@@ -133,7 +135,7 @@ class BERT4Rec(SequenceModel):
         return dot_product_output(self.item_embedding, self.output_bias)
 
     def next_item_query(self, histories: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, L) histories → (B, L + 1) tokens with a `[MASK]` after the last item of each row.
+        """(B, L) histories of at most `max_history` items → (B, L + 1) tokens with a `[MASK]` after each.
 
         And (B,) the places of the `[MASK]`s in the flattened tokens.
         """
@@ -151,6 +153,7 @@ class BERT4Rec(SequenceModel):
         return query_positions.encode_queries(self, tokens, positions)
 
     def encode_prefixes(self, tokens: Tensor, positions: Tensor, users: Tensor) -> Tensor:
+        """As of `SequenceModel`, for training; attention is not that of `forward`, see above."""
         return query_positions.encode_prefixes(self, tokens, positions)
 
 

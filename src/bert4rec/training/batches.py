@@ -68,7 +68,7 @@ class Microbatch(NamedTuple):
     positions: Tensor  # (M,) flat query positions of `tokens`, in order
     users: Tensor  # (B,) rows
     targets: Tensor  # (M,) the items that are to be predicted
-    appends_mask: bool = False  # whether the model puts a [MASK] after each position
+    inserts_masks: bool = False  # whether the model puts a [MASK] after each position
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,20 @@ def make_batch(
     size = MicrobatchSize(most, sizes.microbatch.padding)
     sequences = sequences.take(np.argsort(-sequences.lengths, kind="stable"))
     padded = torch.from_numpy(sequences.padded(np.arange(len(sequences)), pad))
-    inputs, targets, is_query = objective.make_examples(padded, generator)
+    inputs, targets, is_target = objective.make_examples(padded, generator)
     lengths = sequences.lengths - (padded.shape[1] - inputs.shape[1])
     users = torch.from_numpy(sequences.users)
     microbatches = []
     for rows in group_by_length(lengths, size):
         part = (rows, slice(0, int(lengths[rows.start])))
-        places = is_query[part].flatten().nonzero()[:, 0]
+        places = is_target[part].flatten().nonzero()[:, 0]
         microbatches.append(
             Microbatch(
                 inputs[part].contiguous(),
                 places // targets.shape[2],
                 users[rows],
                 targets[part].flatten()[places],
-                objective.appends_mask,
+                objective.inserts_masks,
             )
         )
     return Batch(microbatches)

@@ -91,7 +91,7 @@ class Gradients:
         device = self.hardware.device
         tokens, positions, users, targets = (x.to(device) for x in microbatch[:4])
         with self.hardware.autocast():
-            encode = model.encode_prefixes if microbatch.appends_mask else model.encode_queries
+            encode = model.encode_prefixes if microbatch.inserts_masks else model.encode_queries
             h = encode(tokens, positions, users).float()
         loss, grad_h = self.loss(h.detach(), model.output_layer(), targets, scale=scale, generator=negatives)
         h.backward(grad_h)  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ from bert4rec.training.checkpoint import Progress, RunDirectory, load_checkpoint
 from bert4rec.training.replica import Replica
 from bert4rec.training.run_log import RunLog
 
-CHECKPOINT_SECONDS = 120.0  # apart from those after validations and stages
+CHECKPOINT_SECONDS = 120.0  # at most, within an epoch; validations and stages save, too
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class TrainingStage:
 
 
 class TrainingLoop:
-    """Trains all stages, each from the best weights so far by validation NDCG@10, which are kept.
+    """Trains the stages in turn, each from the best weights so far: by validation NDCG@10, over all stages.
 
-    Without a validation set the last weights are kept. The paper trains once, for a fixed number of
-    steps.
+    The run ends with the best; without a validation set with the last. The authors' code trains one
+    stage for a fixed number of steps.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class TrainingLoop:
                 raise Interrupted
 
     def _step(self, stage: TrainingStage, batch: Batch) -> tuple[float, list[float]]:
-        """One step of the optimizer: the mean loss over all processes, and the sums of their signals.
+        """One step of the optimizer; returns the mean loss over all processes, and sums over them.
 
-        If one process wants to stop or to save, all do.
+        These are of the sequences trained and of who wants to stop or to save: if one does, all do.
         """
         wants_save = self.replica.group.is_first and time.monotonic() - self.last_save > CHECKPOINT_SECONDS
-        signals = [batch.n_sequences, self.should_stop(), wants_save]
+        sums = [batch.n_sequences, self.should_stop(), wants_save]
         seed = stage.batches.seed_of(self.progress.step)
-        return self.replica.step(batch, seed, self._learning_rate(stage), signals)
+        return self.replica.step(batch, seed, self._learning_rate(stage), sums)
 
     def _learning_rate(self, stage: TrainingStage) -> float:
         """Linear decay to zero over the epochs of the stage, as in the paper, and a linear warm-up, as in its code."""
@@ -174,7 +174,7 @@ class TrainingLoop:
             "step": progress.step,
             "loss": progress.mean_loss,
             "learning_rate": self._learning_rate(stage),
-            "seconds": round(progress.seconds, 3),
+            "seconds": round(progress.seconds, 3),  # of the run so far, validations included; so is the next
             "sequences_per_second": round(progress.sequences / progress.seconds, 1),
             **metrics,
         }
@@ -184,7 +184,7 @@ class TrainingLoop:
     def _metrics(self, validation: HeldOut) -> dict[str, float]:
         """HR@10 and NDCG@10 over all items."""
         started = time.monotonic()
-        ranks = self.replica.rank(validation, exclude_seen=self.config.evaluation.exclude_seen)
+        ranks = self.replica.held_out_ranks(validation, exclude_seen=self.config.evaluation.exclude_seen)
         metrics = {f"{name.lower()}@10": float(METRICS[name](ranks, 10).mean()) for name in ("NDCG", "HR")}
         self.progress.seconds += time.monotonic() - started
         return metrics

@@ -62,7 +62,7 @@ class Replica:
         self.optimizer.step(rate)
         return loss, totals
 
-    def rank(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
+    def held_out_ranks(self, held_out: HeldOut, *, exclude_seen: bool) -> Tensor:
         """The ranks of all held-out items among all items; each process ranks its share of the users."""
         share = every_nth(held_out, self.group.rank, self.group.n)
         ranks = torch.zeros(len(held_out), dtype=torch.int64)

@@ -71,7 +71,7 @@ def _seconds_of_validation(replica: Replica, validation: HeldOut | None, config:
 
     def seconds() -> float:
         started = time.monotonic()
-        replica.rank(few, exclude_seen=config.evaluation.exclude_seen)
+        replica.held_out_ranks(few, exclude_seen=config.evaluation.exclude_seen)
         return time.monotonic() - started
 
     seconds()  # the first time is slower

@@ -31,7 +31,7 @@ def encode_queries(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor
     *first, last = _blocks(model)
     for block in first:
         x = run_block(block, x, between)
-    return model.output_head(run_block_at(last, x, visible, QueryGrid(positions, *tokens.shape)))
+    return model.output_transform(run_block_at(last, x, visible, QueryGrid(positions, *tokens.shape)))
 
 
 def encode_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def encode_prefixes(model: BERT4Rec, tokens: Tensor, positions: Tensor) -> Tenso
     for block in first:
         x, masks = run_block_on_prefixes(block, x, masks, bias, is_last=False)
     _, masks = run_block_on_prefixes(last, x, masks, bias, is_last=True)
-    return model.output_head(masks.flatten(0, 1).index_select(0, positions))
+    return model.output_transform(masks.flatten(0, 1).index_select(0, positions))
 
 
 def _bidirectional_until(positions: Tensor, n_rows: int, length: int) -> Tensor | None:
