@@ -14,7 +14,6 @@ import numpy as np
 
 from bert4rec.config import load_config, resolve
 from bert4rec.data.splits import HeldOut, Spans, Split
-from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import CPU, Gradients
 from bert4rec.training.hardware import Hardware
@@ -43,7 +42,7 @@ def main() -> None:
     split = Split(train, held_out, held_out, N_ITEMS, np.bincount(tokens, minlength=N_ITEMS))
     changes = ["model.max_len=200", "training.batch_size=128"]
     config = resolve(load_config("bert4rec-2-stage", None, changes), N_ITEMS)
-    model, loss = build_model(config, N_ITEMS, 0).train(), make_loss(config.loss, split.train_counts)
+    model, loss = build_model(config, N_ITEMS, 0).train(), config.loss.build(split.train_counts)
     hardware = WithOneDNN(CPU.device, uses_bf16=False) if arguments.onednn else CPU
     with WorkerThreads() as workers, WorkerThreads(1) as batch_thread:
         gradients = Gradients(model, loss, workers, hardware)

@@ -9,7 +9,6 @@ from toys import random_histories, randomize, small_config
 from bert4rec import losses
 from bert4rec.config import Config
 from bert4rec.data.splits import FOR_TRAINING, MicrobatchSize, Split, leave_one_out
-from bert4rec.losses import make_loss
 from bert4rec.losses.negatives import Negatives
 from bert4rec.models import MODELS, is_trained
 from bert4rec.models.bert4rec import BERT4Rec
@@ -42,7 +41,7 @@ def some_batch(config: Config, n_users: int = 120, size: MicrobatchSize = FOR_TR
 def gradients_on(n_workers: int, config: Config, batch: Batch, n_items: int, seed: int = 0) -> tuple[BERT4Rec, float]:
     torch.manual_seed(1)
     model = BERT4Rec(n_items, config.model).train()
-    loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
+    loss = config.loss.build(np.ones(n_items, dtype=np.int64))
     with WorkerThreads(n_workers) as workers:
         value = Gradients(model, loss, workers).add(batch, seed)
     return model, value
@@ -193,7 +192,7 @@ def test_gradients_in_place_or_sparse_on_one_or_two_workers_are_those_of_plain_a
         model = large_weights(config, split.n_items)
         tables = [module for module in model.modules() if isinstance(module, RowEmbedding)]
         with WorkerThreads(n_workers) as workers:
-            minimised = make_loss(config.loss, split.train_counts)
+            minimised = config.loss.build(split.train_counts)
             gradients = Gradients(model, minimised, workers)
             for table in tables:
                 assert table.sparse == (loss == "bce" and table.num_embeddings >= sparse_from)

@@ -161,7 +161,7 @@ def test_a_mask_begins_as_a_mean_of_the_items() -> None:
     assert scores[0, history[0]].mean() > scores.mean() + scores.std() / 2
 
 
-def test_the_softmax_begins_as_sharp_as_the_head_gain() -> None:
+def test_the_softmax_begins_as_sharp_as_the_output_gain() -> None:
     history, scores = torch.tensor([[1, 2, 3]]), []
     for gain in (1, 4):
         torch.manual_seed(0)

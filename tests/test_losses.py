@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bert4rec.losses import LOSSES, Loss, LossSettings, cross_entropy, make_loss, sampled
+from bert4rec.losses import LOSSES, Loss, LossSettings, cross_entropy, sampled
 from bert4rec.losses.cross_entropy import CrossEntropy
 from bert4rec.losses.formulas import gbce_beta
 from bert4rec.losses.negatives import Negatives, by_popularity, random_groups
@@ -138,7 +138,7 @@ def of_one_query(
 
 def assert_is_the_formula(case: Case, settings: LossSettings, counts: np.ndarray, items: list[torch.Tensor]) -> None:
     """The loss of `settings` is the definition for each query with its negatives `items`."""
-    ours = case.gradients(make_loss(settings, counts), seed=5)
+    ours = case.gradients(settings.build(counts), seed=5)
     h = case.h.clone().requires_grad_()
     weight, bias = (p.detach().clone().requires_grad_() for p in (case.weight, case.bias))
     values = settings.model_dump()
@@ -204,14 +204,14 @@ def test_groups_hold_every_query_once_and_none_twice_in_a_group() -> None:
 def test_a_query_whose_negatives_are_all_its_target_learns_nothing(name: str, negatives: str) -> None:
     case = Case(4, 1)  # one item: it is the target and every negative
     settings = settings_of(name, n_negatives=3, negatives=negatives)
-    for each in case.gradients(make_loss(settings, np.ones(1, dtype=np.int64))):
+    for each in case.gradients(settings.build(np.ones(1, dtype=np.int64))):
         assert not each.any()  # and no NaN, which would be true
 
 
 @pytest.mark.parametrize("name", OF_GRU4REC)
 def test_extreme_scores_give_finite_gradients(name: str) -> None:
     case = Case(6, 40, size=1000.0)
-    loss = make_loss(settings_of(name, n_negatives=100), np.ones(40, dtype=np.int64))
+    loss = settings_of(name, n_negatives=100).build(np.ones(40, dtype=np.int64))
     assert all(each.isfinite().all() for each in case.gradients(loss))
 
 
@@ -229,7 +229,7 @@ def test_sampled_softmax_nears_the_full_one_as_negatives_grow() -> None:
     full = float(case.plain()[0])
     gaps = []
     for k in (64, 512, 20_000):
-        loss = make_loss(settings_of("sampled-softmax", n_negatives=k), np.ones(200, dtype=np.int64))
+        loss = settings_of("sampled-softmax", n_negatives=k).build(np.ones(200, dtype=np.int64))
         values = [float(case.gradients(loss, seed)[0].detach()) for seed in range(40)]
         gaps.append(full - float(np.mean(values)))
     assert abs(gaps[2]) < 0.01 * full
@@ -254,7 +254,7 @@ def test_gbce_runs_from_bce_to_full_calibration() -> None:
 
 def test_sampled_gradients_leave_other_rows_alone() -> None:
     case = Case(3, 30_000)
-    loss = make_loss(settings_of("bce", n_negatives=2), np.ones(30_000, dtype=np.int64))
+    loss = settings_of("bce", n_negatives=2).build(np.ones(30_000, dtype=np.int64))
     *_, weight, _ = case.gradients(loss)
     assert loss.is_sparse
     assert 3 <= int(weight.abs().sum(1).count_nonzero()) <= 9

@@ -19,7 +19,6 @@ MEASURE = """
 import sys, numpy as np, torch
 from bert4rec.config import load_config, resolve
 from bert4rec.data.splits import Spans
-from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.objectives import ModelSpec
 from bert4rec.scoring import rank_of
@@ -36,7 +35,7 @@ best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 tokens = np.random.default_rng(0).integers(0, n_items, n_rows * length, dtype=np.int32)
 starts = np.arange(n_rows) * length
 train = Spans(tokens, starts, starts + length, np.arange(n_rows))
-loss = make_loss(config.loss, np.ones(n_items, dtype=np.int64))
+loss = config.loss.build(np.ones(n_items, dtype=np.int64))
 objective = config.stages[0].build(train, ModelSpec(n_items, length, has_mask=True))
 with WorkerThreads(2) as workers:
     gradients = Gradients(model, loss, workers)

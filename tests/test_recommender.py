@@ -231,6 +231,7 @@ def test_requests_of_all_kinds_share_a_batch() -> None:
         {"history": ["item-7", "item-8"], "block": ["item-5", "none"], "k": 29},
     ]
     together = recommender.answer_requests([RecommendationRequest(**kind) for kind in kinds])
+    assert recommender.answer_requests([]) == []
     for kind, found in zip(kinds, together, strict=True):
         alone = recommender.recommend(**kind)
         assert [each.item for each in found] == [each.item for each in alone]

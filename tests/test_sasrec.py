@@ -9,7 +9,6 @@ from torch import nn
 from toys import randomize
 
 from bert4rec.config import load_config
-from bert4rec.losses import make_loss
 from bert4rec.losses.sampled import Sampled, SampledSettings
 from bert4rec.models.sasrec import CausalBlock, SASRec, SASRecSettings
 from bert4rec.scoring import log_probabilities_of, score_rows
@@ -179,7 +178,7 @@ def test_the_loss_of_the_recipe_is_the_papers_with_one_drawn_negative() -> None:
     """-log σ(r⁺) - log(1 - σ(r⁻)) (Eq. 7); a negative that is the target does not count."""
     settings = load_config("sasrec").loss
     assert settings == SampledSettings(name="bce", n_negatives=1, negatives="uniform")
-    loss = make_loss(settings, np.arange(1, N_ITEMS + 1))
+    loss = settings.build(np.arange(1, N_ITEMS + 1))
     assert isinstance(loss, Sampled)
     model = random_model()
     rows = model.item_embedding.weight.tolist()

@@ -18,7 +18,7 @@ import bert4rec
 from bert4rec.data.splits import HeldOut, Spans, leave_one_out
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.item_mask import ExcludedItems, ItemMask
-from bert4rec.models import MODELS, Model, is_fitted
+from bert4rec.models import MODELS, Model, is_trained
 from bert4rec.models.popularity import Popularity
 from bert4rec.recommender import RecommendationRequest, Recommendations, Recommender
 from bert4rec.retrieval import item_index
@@ -40,7 +40,7 @@ def recommender(name: str) -> Recommender:
     config = small_config(recipe=name)
     model_class = MODELS[name]
     model: Model
-    if is_fitted(model_class):
+    if not is_trained(model_class):
         model = model_class.fit(leave_one_out(SEQUENCES).train, N_ITEMS, config.model)
     else:
         network = build_model(config, N_ITEMS, N_USERS).eval()

@@ -16,7 +16,6 @@ from toys import small_config
 from bert4rec.config import RunConfig
 from bert4rec.distributed.shard_parameters import ShardParameters
 from bert4rec.distributed.sharded_items import ShardedItems, capacity_for, check_can_shard
-from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.checkpoint import Progress, RunDirectory, TrainingTensors, save_checkpoint
 from bert4rec.training.gradients import CPU
@@ -138,7 +137,7 @@ def test_the_special_tokens_start_as_in_a_whole_model() -> None:
         replicas = []
         for rank in range(2):
             small = build_model(config, 8, 0)
-            loss = make_loss(config.loss, np.ones(N_ITEMS, dtype=np.int64))
+            loss = config.loss.build(np.ones(N_ITEMS, dtype=np.int64))
             group = ProcessGroup(2, rank)
             bias = torch.zeros(N_ITEMS)
             replicas.append(ShardedItems(small, bias, loss, config, workers, CPU, group))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from toys import cycle, quiet, random_histories, sequences_of, small_config
 
 from bert4rec import config as config_module
-from bert4rec import progress
+from bert4rec import pipeline, progress
 from bert4rec.config import load_config
 from bert4rec.data.splits import leave_one_out
 from bert4rec.evaluation.metrics import METRICS
@@ -267,3 +267,19 @@ def test_auto_is_resolved_by_the_number_of_items(
     negatives = "popularity" if loss == "sampled-softmax" else None
     assert getattr(saved.loss, "negatives", None) == negatives
     assert getattr(saved.model, "output_gain", None) == gain
+
+
+def test_a_model_that_is_replaced_stays_whole_until_the_new_one_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("cannot be evaluated")
+
+    monkeypatch.setattr(pipeline, "evaluate", fail)
+    with pytest.raises(ValueError, match="cannot be evaluated"):
+        train_recommender(random_histories(1), small_config(), tmp_path / "model", RunOptions(overwrite=True))
+    Recommender.load(tmp_path / "model")  # whole, by its manifest
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before

@@ -35,7 +35,6 @@ from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.data.sources import open_data
 from bert4rec.data.splits import Spans, Split, leave_one_out
 from bert4rec.evaluation.metrics import METRICS
-from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.models.kernels.byte_dropout import ByteDropout
 from bert4rec.objectives import Examples, Objective
@@ -56,7 +55,7 @@ class FastPath:
 
     def __init__(self, model: BERT4Rec, split: Split, config: RunConfig, workers: WorkerThreads) -> None:
         self.pad, self.sizes = model.pad_token, Sizes(n_workers=workers.n)
-        loss = make_loss(config.loss, split.train_counts)
+        loss = config.loss.build(split.train_counts)
         self.gradients = Gradients(model, loss, workers)
         decay = config.training.weight_decay
         self.optimizer = Optimizer(model, decay)

@@ -27,7 +27,6 @@ from ours import USERS_AT_ONCE, cloze_config, histories_of, split_of
 
 from bert4rec import scoring
 from bert4rec.data.splits import FOR_SCORING, FOR_TRAINING, MicrobatchSize
-from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.batches import Sizes, make_batch
 from bert4rec.training.gradients import Gradients
@@ -55,7 +54,7 @@ def settings(shape: Shape) -> list[str]:
 
 def training_step(sequences: Sequences, shape: Shape, workers: WorkerThreads) -> Step:
     config, split = cloze_config(shape.n_items, *settings(shape)), split_of(sequences)
-    model, loss = build_model(config, shape.n_items, 0).train(), make_loss(config.loss, split.train_counts)
+    model, loss = build_model(config, shape.n_items, 0).train(), config.loss.build(split.train_counts)
     gradients = Gradients(model, loss, workers)
     optimizer = Optimizer(model, config.training.weight_decay)
     stage = build_stages(config, split, workers.n)[0]

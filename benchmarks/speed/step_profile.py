@@ -19,7 +19,6 @@ from measure import Sequences
 from ours import cloze_config, split_of
 
 from bert4rec.cpu_tuning import keep_freed_memory
-from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.gradients import Gradients
 from bert4rec.training.optimizer import Optimizer
@@ -50,7 +49,7 @@ def main() -> None:
         f"stages.0.mask_ratio={about.mask_ratio}",
         "training.batch_size=256",
     )
-    model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
+    model, loss = build_model(config, split.n_items, 0).train(), config.loss.build(split.train_counts)
     gradients = Gradients(model, loss, ThisThread())
     optimizer = Optimizer(model, config.training.weight_decay)
     with WorkerThreads(1) as batch_thread:

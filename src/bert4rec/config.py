@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable
+from functools import partial
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
@@ -97,22 +98,14 @@ CHOICES = {
 }
 
 
-def _parse_model(values: Any) -> Any:
-    return CHOICES["model"].parse(values, "model")
-
-
-def _parse_loss(values: Any) -> Any:
-    return CHOICES["loss"].parse(values, "loss")
-
-
 def _parse_stages(values: Any) -> Any:
     if not isinstance(values, list | tuple):
         raise ValueError("stages is not a list: write [[stages]] above the settings of each stage")
     return tuple(CHOICES["stages"].parse(stage, f"stages.{place}") for place, stage in enumerate(values))
 
 
-Model = Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_parse_model)]
-Loss = Annotated[SerializeAsAny[LossSettings], BeforeValidator(_parse_loss)]
+Model = Annotated[SerializeAsAny[ModelSettings], BeforeValidator(partial(CHOICES["model"].parse, place="model"))]
+Loss = Annotated[SerializeAsAny[LossSettings], BeforeValidator(partial(CHOICES["loss"].parse, place="loss"))]
 Stages = Annotated[tuple[SerializeAsAny[StageSettings], ...], BeforeValidator(_parse_stages)]
 
 
@@ -120,7 +113,7 @@ class Config(Settings):
     """What was asked for. The defaults are the recipe `default`."""
 
     data: DataSettings = DataSettings()
-    model: Model = Field(default_factory=lambda: _parse_model({"name": "bert4rec"}))
+    model: Model = Field(default_factory=lambda: CHOICES["model"].parse({}, "model"))
     loss: Loss = AutoLoss()
     stages: Stages = Field(default_factory=lambda: default_stages("bert4rec"))
     training: TrainingSettings = TrainingSettings()
@@ -139,7 +132,7 @@ class Config(Settings):
         """Without stages a model is trained by its own objective."""
         if not isinstance(values, dict) or "stages" in values or "model" not in values:
             return values
-        return values | {"stages": default_stages(_parse_model(values["model"]).name)}
+        return values | {"stages": default_stages(CHOICES["model"].parse(values["model"], "model").name)}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -212,8 +205,7 @@ def default_stages(model: str) -> tuple[StageSettings, ...]:
     if model == "bert4rec":
         second = NextItemStage(bidirectional_prefix=True, epochs=8, learning_rate=1e-3)
         return (NextItemStage(), second)
-    stage = parse_settings(OBJECTIVES[objectives[0]], {}, "stages.0")
-    return (stage,)
+    return (OBJECTIVES[objectives[0]].model_validate({}),)
 
 
 def load_config(recipe: str = "default", file: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

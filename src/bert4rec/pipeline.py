@@ -27,8 +27,7 @@ from bert4rec.durable import MANIFEST
 from bert4rec.evaluation.evaluate import evaluate
 from bert4rec.evaluation.result import Evaluation
 from bert4rec.interrupts import stop_requested
-from bert4rec.losses import make_loss
-from bert4rec.models import MODELS, Model, is_fitted
+from bert4rec.models import MODELS, FittedModel, Model, is_trained
 from bert4rec.models.sequence_model import SequenceModel
 from bert4rec.recommender import Recommender
 from bert4rec.run_checks import check_same_directory, check_training, choose_shards, is_resumed, unreachable_note
@@ -128,17 +127,16 @@ def train_in_group(
     run = _Run(sequences, split, settings, out)
     if group.is_first:
         options = replace(options, resume=is_resumed(out, settings, options.resume, options.overwrite))
-    if is_fitted(MODELS[settings.model.name]):
+    if not is_trained(MODELS[settings.model.name]):
         model, facts = _fit(run)
     else:
         model, facts = _train(run, options, console, group)
     if not group.is_first:
         return None
     torch.set_num_threads(torch.get_num_threads() * processes_here())  # the others are done
-    (run.out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
     names = sorted(set(BASELINES) - {settings.model.name}) if options.baselines else []
-    baselines = {name: _save_baseline(name, run) for name in names}
     recommender, evaluation = _evaluate_and_save(run, model, facts, on_evaluation)
+    baselines = {name: _save_baseline(name, run) for name in names}
     if note := recommender.index_if_large(split.validation.histories):
         recommender.save_index(run.out)
         if console:
@@ -151,7 +149,7 @@ def dry_run(sequences: Sequences, config: Config, seconds: float = 3.0) -> DryRu
     """What a training would take on this machine, from some steps of a throw-away model."""
     run = resolve(config, sequences.n_items)
     split = check_training(sequences, run)
-    if is_fitted(MODELS[run.model.name]):
+    if not is_trained(MODELS[run.model.name]):
         return DryRun(run, None, {})
     longest, n_users = int(split.train.lengths.max()), sequences.n_users
     memory = check_memory(run, split.n_items, longest, available_memory(), n_users)
@@ -206,6 +204,7 @@ def _evaluate_and_save(
     run: _Run, model: Model, facts: dict[str, Any], on_evaluation: OnProgress | None = None
 ) -> tuple[Recommender, Evaluation]:
     evaluation = evaluate_held_out(model, run.split.test, run.split, run.config, on_evaluation)
+    (run.out / MANIFEST).unlink(missing_ok=True)  # what was here before is replaced from now on
     save_evaluation(evaluation, run.sequences, run.out)
     recommender = Recommender(model, run.sequences.vocabulary, run.config, _about(run.sequences) | facts)
     recommender.save(run.out)
@@ -225,7 +224,7 @@ def _fit(run: _Run) -> tuple[Model, dict[str, Any]]:
     """The fitted model, and facts about its training."""
     started, settings = time.monotonic(), run.config
     model_class = MODELS[settings.model.name]
-    assert is_fitted(model_class)
+    assert issubclass(model_class, FittedModel)
     train = training_split(run.split, settings).train
     model = model_class.fit(train, run.split.n_items, settings.model, settings.training.seed)
     n_numbers = sum(tensor.numel() for tensor in model.state().values())
@@ -286,7 +285,7 @@ def train(
     hardware = choose_hardware(training)
     with hardware.workers(training) as workers, stop_requested() as is_stopped:
         stages = build_stages(config, split, workers.n, group, n_shards)
-        bias, loss = initial_output_bias(config, split), make_loss(config.loss, split.train_counts)
+        bias, loss = initial_output_bias(config, split), config.loss.build(split.train_counts)
         if training.shard_items:
             n_sequences = max(sum(stage.batches.n_per_step.values()) for stage in stages)
             small = build_model(config, capacity_for(config, split.n_items, n_sequences), 0)

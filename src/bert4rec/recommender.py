@@ -100,11 +100,11 @@ class Recommender:
 
     def answer_requests(self, requests: Sequence[RecommendationRequest]) -> list[Recommendations]:
         """An answer to every request, all scored together, on the calling thread."""
-        encoded, unknown = zip(*map(self._encode, requests), strict=True)
-        rankings = answer_requests(self.model, self._popularity, encoded, self.index)
+        encoded = [self._encode(request) for request in requests]
+        rankings = answer_requests(self.model, self._popularity, [request for request, _ in encoded], self.index)
         return [
-            self._named(ranking, 0, skipped, is_fallback=not each.history)
-            for ranking, each, skipped in zip(rankings, encoded, unknown, strict=True)
+            self._named(ranking, 0, unknown, is_fallback=not request.history)
+            for ranking, (request, unknown) in zip(rankings, encoded, strict=True)
         ]
 
     def _encode(self, request: RecommendationRequest) -> tuple[Request, list[object]]:

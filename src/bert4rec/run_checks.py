@@ -14,7 +14,7 @@ from bert4rec.data.splits import SPLITS, HeldOut, Split
 from bert4rec.distributed.launch import is_restart, launch_id
 from bert4rec.distributed.sharded_items import check_can_shard
 from bert4rec.durable import MANIFEST
-from bert4rec.models import MODELS, is_fitted
+from bert4rec.models import MODELS, is_trained
 from bert4rec.training.batches import check_shards
 from bert4rec.training.checkpoint import has_checkpoint, newest_state
 from bert4rec.training.process_group import ProcessGroup
@@ -26,7 +26,7 @@ def check_training(sequences: Sequences, config: Config, n_processes: int = 1, *
     split = SPLITS[config.data.split](sequences)
     _check_split(split)
     _check_users(split, name)
-    if n_processes > 1 and is_fitted(MODELS[name]):
+    if n_processes > 1 and not is_trained(MODELS[name]):
         raise ValueError(
             f"{name} is fitted in one pass, on one machine: train it without torchrun, --processes and --launcher"
         )

@@ -309,9 +309,8 @@ def dot_product_of(model: Model) -> DotProductOutput | None:
 
 
 def most_rows(model: Model) -> int:
-    """Histories that are scored together: as many as bounded memory holds the scores of."""
-    n = max(1, SCORES_BYTES // (4 * model.n_items))
-    return n if dot_product_of(model) is None else max(n, ROWS_OF_BLOCKS)
+    """Histories that are scored together: in blocks of items, else as many as bounded memory holds the scores of."""
+    return max(1, SCORES_BYTES // (4 * model.n_items)) if dot_product_of(model) is None else ROWS_OF_BLOCKS
 
 
 def group_histories(lengths: NDArray[np.int64], most: int) -> list[NDArray[np.int64]]:
@@ -342,6 +341,9 @@ def _request_groups(
     With an index also those that want and block alike many: one who wants many, or blocks many,
     would make all others wait.
     """
+    if len(requests) == 1:
+        yield np.zeros(1, dtype=np.int64)
+        return
     work = np.zeros((len(requests), 3), dtype=np.int64)
     work[:, 0] = histories.lengths == 0
     if index is not None:

@@ -112,6 +112,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     "%ff in path": (head("GET", "/v1/users/%ff%fe"), {404, 422}),
     "%00 in path": (head("GET", "/v1/users/%00"), {404, 422}),
     "line breaks in path": (head("GET", "/v1/users/%0d%0aSECRET%1b[2J"), {404}),
+    "line break after a path": (post(f"{RECOMMEND}%0A", _BODY), {404}),
     "lone surrogate in path": (head("GET", "/v1/users/%ed%a0%80"), {404, 422}),
     "dots in path": (head("GET", "/web/../../../../etc/passwd"), {404}),
     "encoded dots in path": (head("GET", "/web/%2e%2e/service.py"), {404}),

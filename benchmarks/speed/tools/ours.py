@@ -21,7 +21,6 @@ from bert4rec.config import RunConfig, load_config, resolve
 from bert4rec.cpu_tuning import keep_freed_memory
 from bert4rec.data.sequences import Vocabulary
 from bert4rec.data.splits import HeldOut, Spans, Split
-from bert4rec.losses import make_loss
 from bert4rec.models.bert4rec import BERT4Rec
 from bert4rec.recommender import Recommender
 from bert4rec.threads import WorkerThreads
@@ -56,7 +55,7 @@ def histories_of(sequences: Sequences) -> Spans:
 def training_steps(sequences: Sequences, config: RunConfig) -> Iterator[int]:
     keep_freed_memory()  # as `bert4rec train` does
     split = split_of(sequences)
-    model, loss = build_model(config, split.n_items, 0).train(), make_loss(config.loss, split.train_counts)
+    model, loss = build_model(config, split.n_items, 0).train(), config.loss.build(split.train_counts)
     with WorkerThreads() as workers, WorkerThreads(1) as batch_thread:
         stage = build_stages(config, split, workers.n)[0]
         gradients = Gradients(model, loss, workers)

@@ -1,5 +1,6 @@
 """A resumable HTTPS download and a careful unzip, both with limits."""
 
+import errno
 import hashlib
 import http.client
 import os
@@ -19,6 +20,7 @@ OnDownload = Callable[[int, int | None], None]  # bytes done, bytes in all (None
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0  # seconds without a single byte
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
 ATTEMPTS = 3  # a dropped connection is resumed at once
 MAX_RATIO = 100  # text compresses to about a tenth, a zip bomb to a thousandth
 
@@ -39,6 +41,8 @@ def download(
             part.complete(opener, max_bytes, progress)
             break
         except (OSError, http.client.HTTPException) as error:
+            if getattr(error, "errno", None) in OF_THE_DISK:
+                raise ValueError(f"{part.path} cannot be written: {error.strerror}") from None  # type: ignore[union-attr]
             code = getattr(error, "code", None)  # of a response that is an error
             is_too_long = code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
             if is_too_long:  # what we hold is not the beginning of this file

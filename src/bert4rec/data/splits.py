@@ -198,7 +198,7 @@ class MicrobatchSize(NamedTuple):
 # Measured on the lengths of ML-1M and Beauty. For the backward pass, training keeps about thirty
 # numbers per position and unit of width; scoring keeps none.
 FOR_TRAINING = MicrobatchSize(2048, 300)
-FOR_SCORING = MicrobatchSize(16384, 2000)
+FOR_SCORING = MicrobatchSize(8192, 2000)
 
 
 def group_by_length(lengths: NDArray[np.int64], size: MicrobatchSize, most_rows: int | None = None) -> list[slice]:

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -178,12 +178,16 @@ def _decode(head: bytes, encoding: str | None) -> tuple[str, str]:
 def _json_columns(path: Path, texts: Sequence[str]) -> tuple[str, ...]:
     """The names of the values of the records with which the texts begin."""
     columns: dict[str, None] = {}
+    reason = ""
     for text in texts:
-        with suppress(json.JSONDecodeError):  # a bad row, which is reported when all rows are read
+        try:
             record, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        except json.JSONDecodeError as error:  # a bad row, which is reported when all rows are read
+            reason = reason or f" ({error})"
+        else:
             columns |= dict.fromkeys(record if isinstance(record, dict) else ())
     if not columns:
-        raise ValueError(f"{path} looks like JSON but its first rows are not objects with named values")
+        raise ValueError(f"{path} looks like JSON but its first rows are not objects with named values{reason}")
     return tuple(columns)
 
 

@@ -1,8 +1,8 @@
 """SQL that reads tables: any file as text, or Parquet files of one schema as one typed relation.
 
 The rest of preparing works on `rows(user, item, time, rating, row)`. `row` counts in file order and
-breaks ties in time. Parquet files of one schema are a view on the files themselves, as copying a
-hundred million rows costs more than reading their columns twice. Everything else is copied as text,
+breaks ties in time. Parquet files of one schema are read where they are, as copying a hundred
+million rows costs more than reading their columns twice. Everything else is copied as text,
 which also finds malformed lines.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ class RayWorker:
         import ray
 
         self.n_done = 0  # an actor tells nothing before its part is finished
+        self._is_killed = False
         self._job = job
         as_actor: Any = ray.remote(num_cpus=1)
         self._actor = as_actor(PartActor).remote()
@@ -76,13 +78,23 @@ class RayWorker:
         try:
             if part is None:
                 plan = (job.out / PLAN).read_text(encoding="utf-8")
-                ray.get(actor.check.remote(__version__, plan, str(job.out), str(job.model), str(job.data)))
-                ray.get(actor.load.remote(job))
+                self._wait(actor.check.remote(__version__, plan, str(job.out), str(job.model), str(job.data)))
+                self._wait(actor.load.remote(job))
             else:
-                ray.get(actor.write.remote(part))
+                self._wait(actor.write.remote(part))
         except ray.exceptions.RayActorError:
             return False
         return True
+
+    def _wait(self, answer: Any) -> None:
+        """Until it is there or the actor is killed, which need not wake a `ray.get` of one that was never placed."""
+        import ray
+
+        while not self._is_killed:
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                ray.get(answer, timeout=1)
+                return
+        raise ray.exceptions.RayActorError
 
     def how_it_died(self) -> str:
         return "died, perhaps because its machine is gone or out of memory"
@@ -90,6 +102,7 @@ class RayWorker:
     def kill(self) -> None:
         import ray
 
+        self._is_killed = True
         ray.kill(self._actor)
 
 

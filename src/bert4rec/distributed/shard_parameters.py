@@ -2,7 +2,7 @@
 
 Row i of the whole belongs to process i % n, as its row i // n: popular items have small numbers, so
 that none has all of them. A process updates its own rows and the rest of the model, which is the
-same everywhere. A checkpoint holds the rows under names that say whose they are (`items.weight@1/4`),
+same everywhere. A checkpoint holds the rows under names that say whose they are (`item_embedding.weight@1/4`),
 so that any number of processes can resume from it.
 """
 

@@ -146,7 +146,8 @@ class ShardedItems(Replica):
             grad = torch.zeros_like(bias) if bias.grad is None else bias.grad
             received = self.bias_request.send_back(grad[:n])
             own.output_bias.grad = torch.zeros_like(own.output_bias).index_add_(0, self.bias_request.theirs, received)
-            bias.grad = None
+            if bias.grad is not None:
+                bias.grad.zero_()  # kept, as in a run that was not interrupted
 
     def _gradient_norm(self) -> float:
         """The same number in every process: the rows of all, and the rest of one."""

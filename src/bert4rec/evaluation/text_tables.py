@@ -40,13 +40,15 @@ class TextTable:
 
     def to_markdown(self) -> str:
         marks = ["---"] * self.n_names + ["---:"] * (len(self.columns) - self.n_names)
-        lines = [[escape_markdown(in_brackets(c)) for c in row] for row in self._all()]
+        lines = [[escape_markdown(in_brackets(c)) for c in row] for row in (self.columns, *self.rows)]
         return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], marks, *lines[1:]))
 
     def to_latex(self) -> str:
         """A `tabular` for the package booktabs."""
         alignment = "l" * self.n_names + "r" * (len(self.columns) - self.n_names)
-        heading, *rows = (" & ".join(escape_latex(in_brackets(cell)) for cell in row) + r" \\" for row in self._all())
+        heading, *rows = (
+            " & ".join(escape_latex(in_brackets(cell)) for cell in row) + r" \\" for row in (self.columns, *self.rows)
+        )
         lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", heading, r"\midrule"]
         return "\n".join([*lines, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -68,9 +70,6 @@ class TextTable:
             lines = ([one_line(line) for line in cell.split("\n")] for cell in row)
             table.add_row(*(Text(first).append("".join(f"\n{x}" for x in rest), "dim") for first, *rest in lines))
         return table
-
-    def _all(self) -> list[Sequence[str]]:
-        return [self.columns, *self.rows]
 
 
 def in_brackets(cell: str) -> str:

@@ -217,10 +217,11 @@ def read_runs(lab_dir: Path) -> LabRuns:
 
 
 def _read_facts(lab_dir: Path) -> LabFacts:
-    known = read_lab(lab_dir)
-    if known is None:
+    if not (lab_dir / LAB_FILE).is_file():
         raise ValueError(f"{lab_dir} is not a lab: {LAB_FILE} is missing; start with bert4rec lab")
     try:
+        known = read_lab(lab_dir)
+        assert known is not None
         # Reports are published, and the directory of the data is private.
         data = {key: value for key, value in known["data"].items() if key != "directory"}
         plans = {name: _planned(LabRun(lab_dir, name, 0)) for name in known["facts"]["models"]}

@@ -30,7 +30,7 @@ from bert4rec.lab.budget import HARD_STOP, fit_budget
 from bert4rec.lab.contenders import settings_of
 from bert4rec.lab.lab_directory import LAB_FILE, STUDY_FILE, LabRun, read_json, write_json
 from bert4rec.lab.lab_result import RunCost
-from bert4rec.models import MODELS, is_fitted
+from bert4rec.models import MODELS, FittedModel
 from bert4rec.pipeline import RunOptions, split_of, train, train_recommender
 from bert4rec.recommender import Recommender
 from bert4rec.scoring import rank_held_out
@@ -155,7 +155,7 @@ def _validation_ndcg(run: LabRun, n_users: int, split: Split, config: RunConfig,
         if not size:
             raise ValueError(f"nothing is left to {what} on: use more data or weaker filters")
     model = MODELS[config.model.name]
-    if is_fitted(model):
+    if issubclass(model, FittedModel):
         fitted = model.fit(split.train, split.n_items, config.model, config.training.seed)
         users = validation_users(split, config)
         assert users is not None

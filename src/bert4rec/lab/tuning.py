@@ -93,7 +93,9 @@ def tune(
         write_json(out / STUDY_FILE, {"data": data_facts(out, sequences, options.data_name)})
         n, n_done = options.n_trials, len(finished(study))
         view.say(
-            f"{n_done} of {n} trials are done; more --trials search on"
+            f"all {n} trials are done: pass more --trials to search on"
+            if n_done >= n
+            else f"resuming after {n_done} of {n} trials"
             if n_done
             else f"tuning {', '.join(space)}\n{n} trials of at most about {60 * options.minutes:g} s each; "
             "the first is the recipe itself"
@@ -276,7 +278,9 @@ def ask(study: Study, space: Space, seed: int) -> Trial:
 def requeue(study: Study, number: int, attempt: int) -> None:
     """Try the settings of a trial again, before any others."""
     # A kill between the two writes tries them once too often, and does not lose them.
-    study.enqueue_trial(study.trials[number].params, {"attempt": attempt})
+    trial = study.trials[number]
+    queued = trial.system_attrs.get("fixed_params", {})  # those that a kill kept it from storing, too
+    study.enqueue_trial(queued | trial.params, {"attempt": attempt})
     study.tell(number, state=TrialState.FAIL)
 
 

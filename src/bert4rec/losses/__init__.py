@@ -26,6 +26,10 @@ SPARSE_FROM = 20_000  # rows; of fewer a batch touches so many that dense gradie
 class LossSettings(Settings):
     name: str = Field(description="the loss to minimise; docs/reference/settings.md lists them")
 
+    def build(self, train_counts: NDArray[np.int64]) -> Loss:
+        """The loss for a catalogue with these training counts."""
+        raise NotImplementedError
+
 
 class AutoLoss(LossSettings):
     """cross-entropy, and from 20,000 items on a sampled softmax."""
@@ -56,12 +60,6 @@ class Loss(Protocol):
 def uses_sparse_gradient(n_rows: int) -> bool:
     """Whether a sampled loss touches so few rows that the others should cost nothing."""
     return n_rows >= SPARSE_FROM
-
-
-def make_loss(settings: Any, train_counts: NDArray[np.int64]) -> Loss:
-    """The loss of its settings, for a catalogue with these training counts."""
-    loss: Loss = settings.build(train_counts)
-    return loss
 
 
 LOSSES: Registry[Any] = Registry(  # classes of settings that have `build`

@@ -105,7 +105,3 @@ MODELS: Registry[type[Model]] = Registry(
 def is_trained(model: type[Model]) -> TypeGuard[type[SequenceModel]]:
     """Whether the training loop trains it; all others are fitted."""
     return issubclass(model, SequenceModel)
-
-
-def is_fitted(model: type[Model]) -> TypeGuard[type[FittedModel]]:
-    return not issubclass(model, SequenceModel)

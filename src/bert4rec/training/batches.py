@@ -113,7 +113,7 @@ class StageBatches:
         self.steps_per_epoch: int = max(group.all_gather(longest))
 
     def epoch(self, epoch: int, first: int, batch_thread: WorkerThreads) -> Iterator[Batch]:
-        """The batches of an epoch from number `first` on, made ahead on the batch_thread's thread."""
+        """The batches of an epoch from number `first` on, made ahead on `batch_thread`."""
         shards = []
         for shard, objective in self.objectives.items():
             generator = np.random.default_rng([*self.seed, epoch, shard])

@@ -103,6 +103,9 @@ def save_checkpoint(
             state = {"progress": asdict(progress), "identity": run.identity, "launch": run.launch}
             (directory / "state.json").write_text(json.dumps(state), encoding="utf-8")
         group.barrier()  # all tensors are written
+        written = [directory / _file_name(kind, rank, group.n) for kind in KINDS for rank in range(group.n)]
+        if group.is_first and (missing := [path.name for path in written if not path.is_file()]):
+            raise ValueError(f"{directory} lacks {missing[0]}: all processes must see the same storage")
     if group.is_first:
         for path in folder.iterdir():  # older ones, and what a killed process left
             if path.name != f"{number:06d}":
@@ -143,8 +146,11 @@ def delete_checkpoints(run: Path) -> None:
 def _write(tensors: TrainingTensors, directory: Path, group: ProcessGroup) -> None:
     for kind in KINDS:
         some = {name: t.detach().contiguous() for name, t in getattr(tensors, kind).items()}
-        name = kind if group.n == 1 else f"{kind}-{group.rank}"
-        save_file(some, directory / f"{name}.safetensors")
+        save_file(some, directory / _file_name(kind, group.rank, group.n))
+
+
+def _file_name(kind: str, rank: int, n: int) -> str:
+    return f"{kind}.safetensors" if n == 1 else f"{kind}-{rank}.safetensors"
 
 
 def _complete(run: Path) -> list[Path]:

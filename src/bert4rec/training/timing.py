@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from bert4rec.config import RunConfig
 from bert4rec.data.splits import HeldOut, Split
-from bert4rec.losses import make_loss
 from bert4rec.threads import WorkerThreads
 from bert4rec.training.hardware import choose_hardware
 from bert4rec.training.loop import TrainingStage
@@ -39,7 +38,7 @@ def time_stages(split: Split, config: RunConfig, seconds: float) -> list[StageTi
     hardware = choose_hardware(config.training)
     model.to(hardware.device)
     with hardware.workers(config.training) as workers:
-        decay, loss = config.training.weight_decay, make_loss(config.loss, split.train_counts)
+        decay, loss = config.training.weight_decay, config.loss.build(split.train_counts)
         replica = Replica(model, loss, decay, workers, hardware, SINGLE_PROCESS)
         stages = build_stages(config, split, workers.n)
         per_step = [_seconds_per_step(replica, stage, seconds) for stage in stages]

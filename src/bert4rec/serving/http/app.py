@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
@@ -61,6 +61,8 @@ class BodyRoutes:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("\n"):  # FastAPI takes it for the path without
+            raise HTTPException(404)
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._endpoints:
             await self._app(scope, receive, send)
             return
