@@ -440,7 +440,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_says_so(result: LabResult) -> 
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
     assert "NDCG@10" in text
-    assert "Left out for lack of width: seeds" in text
+    assert "Too wide to show here: seeds" in text
     for model in result.models:
         assert figure(model.score.value) in text  # neither cut nor folded
 

@@ -160,7 +160,7 @@ def explain(
         table.add_row(printable(each.item), printable(each.title or ""), f"{each.influence:+.3f}", *cells)
     output.print(table)
     output.print(
-        "Influence: the log-probability that the item would lose without this one. "
+        "Influence: how much lower the log-probability of the item is without this history item. "
         "Attention: from [MASK], mean of the heads.",
         style="dim",
         markup=False,

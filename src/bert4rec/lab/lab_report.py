@@ -114,7 +114,7 @@ def terminal_table(result: LabResult, width: int | None = None) -> Table:
         n_failed, n_unfinished = len(result.failed), len(result.unfinished)
         notes.append(f"Not in the table: {n_failed} failed and {n_unfinished} unfinished runs.")
     if left_out:
-        notes.append(f"Left out for lack of width: {', '.join(left_out)} (all in report.html).")
+        notes.append(f"Too wide to show here: {', '.join(left_out)} (all in report.html).")
     title = f"{result.facts.data['name']}, {result.facts.split}"
     return text_table(result, left_out).to_terminal(title, notes)
 
