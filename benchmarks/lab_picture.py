@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from pydantic import TypeAdapter
 
 from bert4rec.lab.lab_result import LabResult
 
@@ -31,7 +32,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in FILES:
         shutil.copy(arguments.lab / file, folder / file)
-    result = LabResult.from_json((folder / "report.json").read_text(encoding="utf-8"))
+    result = TypeAdapter(LabResult).validate_json((folder / "report.json").read_text(encoding="utf-8"))
     draw(result, DOCS / "images" / f"lab-{arguments.name}.png")
 
 

@@ -14,8 +14,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from bert4rec.evaluation.report import figure as number
 from bert4rec.evaluation.text_tables import one_line
@@ -97,7 +99,8 @@ def quality_and_time(result: LabResult) -> tuple[Figure, str]:
     points = sorted((minutes[model.name], model.score.value) for model in timed)
     best = list(accumulate((value for _, value in points), max))
     axes.step([x for x, _ in points], best, where="post", color=GREY, zorder=0)
-    axes.set(xscale="log", xlabel="training time in minutes, validation included (logarithmic)", ylabel=Y_LABEL)
+    axes.set(xlabel="training time in minutes, validation included (logarithmic)", ylabel=Y_LABEL)
+    _make_logarithmic(axes)
     scores = "; ".join(f"{one_line(m.title)} {number(m.score.value)} in {minutes[m.name]:.2f} minutes" for m in timed)
     return picture, f"NDCG@10 against minutes of training: {scores}."
 
@@ -115,7 +118,8 @@ def learning_curves(result: LabResult) -> tuple[Figure, str]:
             reached.append(f"{one_line(model.title)} reaches {number(best)}")
     picture = _lines(result, curves)
     x_label = "minutes of training, validation included (logarithmic)"
-    picture.axes[0].set(xscale="log", xlabel=x_label, ylabel="validation NDCG@10")
+    picture.axes[0].set(xlabel=x_label, ylabel="validation NDCG@10")
+    _make_logarithmic(picture.axes[0])
     return picture, f"Validation NDCG@10 over minutes of training: {'; '.join(reached)}."
 
 
@@ -184,3 +188,11 @@ def _data_uri(picture: Figure, name: str) -> str:
     with mpl.rc_context({"svg.hashsalt": name}):
         picture.savefig(file, format="svg", metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def _make_logarithmic(axes: Axes) -> None:
+    """With plain numbers: powers of ten would be written as TeX, which is not read here."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")

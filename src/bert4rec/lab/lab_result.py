@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 FORMAT_VERSION: Literal[2] = 2
 FULL = "full"
@@ -174,9 +174,3 @@ class LabResult:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(cls).validate_json(text)

@@ -14,7 +14,8 @@ class ByteDropout(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.dropped_of_256 = min(round(probability * 256), 255)
-        self._reused: _ReusedMask | None = None
+        self._generator: torch.Generator | None = None
+        self._reused: Tensor | None = None  # the mask drawn from it
 
     def reuse_masks(self, generator: torch.Generator | None) -> None:
         """Draw one mask from `generator` and use it for every input until this is called again.
@@ -24,7 +25,7 @@ class ByteDropout(nn.Module):
         distribution, so the expected gradient is the same, and sequences of different microbatches
         share theirs. Masks differ between layers.
         """
-        self._reused = None if generator is None else _ReusedMask(generator)
+        self._generator, self._reused = generator, None
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.is_identity else x * self._mask(x)
@@ -39,22 +40,14 @@ class ByteDropout(nn.Module):
 
     def _mask(self, x: Tensor) -> Tensor:
         """0, or the scale that makes up for the zeros, in the shape of `x`."""
-        if self._reused is None:
+        if self._generator is None:
             return self._draw(x.numel(), x.device, None).view(x.shape)
-        mask = self._reused.mask
-        if mask is None or mask.numel() < x.numel():
-            mask = self._draw(x.numel(), x.device, self._reused.generator)
-            self._reused.mask = mask
-        return mask[: x.numel()].view(x.shape)
+        if self._reused is None or self._reused.numel() < x.numel():
+            self._reused = self._draw(x.numel(), x.device, self._generator)
+        return self._reused[: x.numel()].view(x.shape)
 
     def _draw(self, n: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
         draws = torch.empty((n + 7) // 8, dtype=torch.int64, device=device)
         draws.random_(-(2**63), None, generator=generator)  # all 64 bits, the sign too
         kept = draws.view(torch.uint8)[:n] >= self.dropped_of_256
         return kept.float().mul_(256 / (256 - self.dropped_of_256))
-
-
-class _ReusedMask:
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-        self.mask: Tensor | None = None
