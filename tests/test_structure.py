@@ -111,13 +111,11 @@ def test_recommending_needs_no_training_code() -> None:
     assert not [name for name in loaded if name.startswith("bert4rec.training")]
 
 
-def test_help_and_import_do_not_load_the_heavy_libraries() -> None:
-    for program in (
-        "import bert4rec",
-        "import sys; sys.argv = ['bert4rec', '--help']\n"
-        "from bert4rec.cli import main\n"
-        "try: main()\nexcept SystemExit: pass",
-    ):
+def test_help_recipes_and_import_do_not_load_the_heavy_libraries() -> None:
+    command = (
+        "import sys; sys.argv = ['bert4rec', {!r}]\nfrom bert4rec.cli import main\ntry: main()\nexcept SystemExit: pass"
+    )
+    for program in ("import bert4rec", command.format("--help"), command.format("recipes")):
         done = subprocess.run(
             [sys.executable, "-c", program + "\nimport sys; print('LOADED', *sys.modules)"],
             capture_output=True,
